@@ -1,0 +1,124 @@
+"""The documented schema of `report.json`: what the statistics found, ready to be drawn.
+
+`Report` is the file. Its top level repeats the fields of the first finding, so that a script can
+read `verdict` or `gap_points` without knowing how many models or probes took part.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+SCHEMA_VERSION = 1
+
+Verdict = Literal["sensitive", "none", "inconclusive"]
+Interval = tuple[float, float]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PeriodTest(_Frozen):
+    """One period of the scan."""
+
+    period_tokens: int
+    z: float = Field(description="weighted Rayleigh statistic of harmonic 1; about Exp(1) under the null")
+    p_value: float = Field(description="from cyclic shifts, this period alone")
+    p_adjusted: float = Field(description="Westfall-Young min-P over all periods of the scan")
+    amplitude: float = Field(description="half peak to trough of harmonic 1, accuracy units")
+    amplitude_upper: float = Field(description="95 % upper limit of the amplitude")
+    control: bool = Field(description="odd period: no compressor uses it")
+
+
+class BoundaryContrast(_Frozen):
+    """Records that straddle a chunk edge against those that do not, paired within items."""
+
+    straddling_accuracy: float
+    inside_accuracy: float
+    difference_points: float
+    p_value: float
+    mcnemar_p_value: float
+
+
+class TrendBin(_Frozen):
+    """Accuracy by absolute target position."""
+
+    first_position_tokens: int
+    last_position_tokens: int
+    accuracy: float
+    interval: Interval
+    prompts: int
+
+
+class CompletionStrip(_Frozen):
+    """The completion probe: which number the model prefers as the filler grows token by token."""
+
+    families: list[str]
+    filler_tokens: list[int]
+    p_right: list[list[float]] = Field(description="[family][length] probability of 8")
+    p_wrong: list[list[float]] = Field(description="[family][length] probability of 32")
+    right_wins_by_phase: list[float] = Field(description="share of rankings won by 8, by length mod period")
+    rankings: int
+    rankings_right: int
+
+
+class Finding(_Frozen):
+    """What one probe found in one model."""
+
+    role: Literal["target", "control"]
+    target: str
+    probe: str
+    verdict: Verdict
+    sentence: str = Field(description="the verdict in one sentence, for people")
+    reasons: list[str] = Field(description="why this verdict; also why it is weaker than hoped")
+    advice: list[str] = Field(description="what to do next")
+    stride_tokens: int | None = Field(description="stride that the test was told; null: scanned")
+    stride_source: Literal["configuration", "given", "scan"]
+    period_tokens: int | None = Field(description="period found; null where none was")
+    axis_tokens: int = Field(description="length of the phase axis: the period found, else the stride, else 8")
+    accuracy: float
+    accuracy_interval: Interval
+    accuracy_by_phase: list[float | None]
+    interval_by_phase: list[Interval]
+    prompts_by_phase: list[int]
+    log_probability_by_phase: list[float | None]
+    worst_phase: int | None
+    best_phase: int | None
+    weak_phases: list[int] = Field(description="phases whose interval lies below the mean accuracy")
+    boundary_phases: list[int] = Field(description="phases at which the record straddles a chunk edge")
+    gap_points: float = Field(description="cross-fitted best minus worst, points")
+    gap_interval_points: Interval
+    raw_gap_points: float = Field(description="max - min as the field reports it; biased upward")
+    p_values: dict[str, float] = Field(description="harmonic, omnibus, boundary; or scan")
+    p_values_adjusted: dict[str, float]
+    amplitude: float = Field(description="half peak to trough of harmonic 1")
+    amplitude_debiased: float
+    amplitude_upper: float
+    harmonic_phase_radians: float = Field(description="the fit is accuracy + amplitude cos(2 pi r / axis - this)")
+    margin: float
+    boundary: BoundaryContrast | None
+    scan: list[PeriodTest]
+    scan_line_z: float | None = Field(description="z above which a period is significant, family-wise 5 %")
+    trend: list[TrendBin]
+    heat_map: list[list[float | None]] = Field(description="[item][residue mod axis] mean outcome")
+    completion: CompletionStrip | None
+    prompts: int
+    items: int
+    records: int
+    length_tokens: int
+    statuses: dict[str, int] = Field(description="ok, wrong_format, truncated, error")
+    more_prompts_to_decide: int | None
+    seed: int
+    seconds: float = Field(description="time that the model took to answer; the only field that may differ between equal runs")
+
+
+class Report(Finding):
+    """`report.json`: the first finding at the top level, then everything."""
+
+    schema_version: int
+    isophase_version: str
+    control: Finding | None = Field(description="the same probe on the control model")
+    findings: list[Finding] = Field(description="every target and probe, the first one included")
+    notes: list[str] = Field(description="limits of this run that a reader must know")

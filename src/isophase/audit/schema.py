@@ -57,9 +57,9 @@ class CompletionStrip(_Frozen):
 
     families: list[str]
     filler_tokens: list[int]
-    p_right: list[list[float]] = Field(description="[family][length] probability of 8")
-    p_wrong: list[list[float]] = Field(description="[family][length] probability of 32")
-    right_wins_by_phase: list[float] = Field(description="share of rankings won by 8, by length mod period")
+    p_right: list[list[float | None]] = Field(description="[family][length] probability of 8")
+    p_wrong: list[list[float | None]] = Field(description="[family][length] probability of 32")
+    right_wins_by_phase: list[float | None] = Field(description="share of rankings won by 8, by length mod period")
     rankings: int
     rankings_right: int
 
@@ -77,6 +77,10 @@ class Finding(_Frozen):
     stride_tokens: int | None = Field(description="stride that the test was told; null: scanned")
     stride_source: Literal["configuration", "given", "scan"]
     period_tokens: int | None = Field(description="period found; null where none was")
+    scan_period_tokens: int | None = Field(
+        default=None, description="period that the scan, told nothing, names by itself; also where it does not decide"
+    )
+    grids: list[str] = Field(default=[], description="compression grids that the model's configuration names")
     axis_tokens: int = Field(description="length of the phase axis: the period found, else the stride, else 8")
     accuracy: float
     accuracy_interval: Interval
@@ -104,8 +108,9 @@ class Finding(_Frozen):
     trend: list[TrendBin]
     heat_map: list[list[float | None]] = Field(description="[item][residue mod axis] mean outcome")
     completion: CompletionStrip | None
-    prompts: int
-    items: int
+    prompts: int = Field(description="prompts that were answered and count")
+    items: int = Field(description="items with an answer at every position; the tests use these")
+    dropped_items: int = Field(default=0, description="items left out because an answer is missing")
     records: int
     length_tokens: int
     statuses: dict[str, int] = Field(description="ok, wrong_format, truncated, error")

@@ -1,0 +1,1 @@
+"""Where chunks start, and the layouts that everyone else reads."""

@@ -1,0 +1,1 @@
+"""Matched training runs and the mechanism behind them."""

@@ -1,0 +1,1 @@
+"""Trainable causal language models with a compressed memory."""

@@ -1,0 +1,48 @@
+"""What answers prompts. `open_target` turns a spec into a target; torch is imported only if it is needed."""
+
+from __future__ import annotations
+
+from isophase.errors import IsophaseError
+from isophase.targets.base import Answer, AnswerStatus, Target
+
+__all__ = ["Answer", "AnswerStatus", "Target", "open_target"]
+
+_KINDS = "isophase:NAME, hf:PATH_OR_ID or planted:SETTINGS"
+
+
+def open_target(spec: str, *, gguf_file: str | None = None) -> Target:
+    """Open a target by its spec.
+
+    Args:
+        spec: `isophase:NAME` (a bundled model), `hf:PATH_OR_ID` (any transformers causal language
+            model) or `planted:...` (a fake model with a known effect).
+        gguf_file: GGUF file inside the folder of an `hf:` spec.
+
+    Returns:
+        The target. Weights are loaded on the first question, not here.
+
+    Raises:
+        IsophaseError: for an unknown kind or name, or where torch is needed and missing.
+    """
+    kind, colon, rest = spec.partition(":")
+    if kind == "planted" and colon:
+        from isophase.targets.planted import PlantedTarget
+
+        return PlantedTarget.from_spec(spec)
+    if kind not in ("isophase", "hf") or not rest:
+        raise IsophaseError(f"unknown target {spec!r}.", f"A target is {_KINDS}; `isophase models` lists the bundled ones.")
+    try:
+        import torch  # noqa: F401
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise IsophaseError(
+            f"{spec} needs torch and transformers, and {error.name} is not installed.",
+            "Install them with: pip install 'isophase[torch]'.",
+        ) from error
+    if kind == "isophase":
+        from isophase.targets.bundled import open_bundled
+
+        return open_bundled(rest)
+    from isophase.targets.huggingface import HuggingFaceTarget
+
+    return HuggingFaceTarget(rest, gguf_file=gguf_file)

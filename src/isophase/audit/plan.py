@@ -1,0 +1,267 @@
+"""From what the user asked to the exact list of prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+
+import numpy as np
+from pydantic import ValidationError
+
+from isophase import __version__
+from isophase.audit.settings import AuditSettings, Part, Plan, Role, StrideSource
+from isophase.errors import IsophaseError
+from isophase.probes import Probe, ProbeSettings, build_probe
+from isophase.statistics import DEFAULT_PERIODS, detectable_amplitude
+from isophase.targets.base import Target
+
+# Covers periods 2, 3, 4, 6, 8, 12 exactly and, on shorter stretches, 5, 7 and 16.
+_WINDOW_TOKENS = 24
+_LENGTH_TOKENS = 512
+_ITEMS = 64
+_RECORDS_WITHOUT_PILOT = 16
+
+# Near the ceiling and near zero a binary score carries no information: aim between.
+_PILOT_AIM = (0.6, 0.9)
+_PILOT_RECORDS = (128, 64, 32, 16, 8, 4, 2)
+_PILOT_ITEMS, _PILOT_COLUMNS = 8, (0, 12)
+
+OpenTarget = Callable[[str], Target]
+
+
+def make_plan(settings: AuditSettings, open_target: OpenTarget, *, pilot: bool) -> Plan:
+    """Settle everything that decides the prompts.
+
+    Args:
+        settings: what the user asked for.
+        open_target: opens a target by its spec.
+        pilot: whether the targets may be asked a few questions, to choose the number of records
+            where nobody said it. Without, 16.
+
+    Returns:
+        The plan; the same for the same settings and models.
+
+    Raises:
+        IsophaseError: for settings that cannot work, with the remedy.
+    """
+    check_settings(settings)
+    targets = [("target", spec) for spec in settings.targets]
+    control = settings.control
+    if control is None and settings.targets:
+        control = open_target(settings.targets[0]).defaults.control
+    if control not in (None, "none", *settings.targets):
+        assert control is not None
+        targets.append(("control", control))
+    parts: list[Part] = []
+    notes: list[str] = []
+    first_row = 0
+    lead = open_target(settings.targets[0])
+    for probe_name in settings.probes:
+        records, pilot_accuracy = _records(settings, probe_name, lead, pilot)
+        for role, spec in targets:
+            target = open_target(spec)
+            # All models of a run answer the same items, so that they can be compared in pairs.
+            stride, source = _stride(settings, target)
+            proposal = _probe_settings(settings, probe_name, lead, records)
+            try:
+                probe = build_probe(proposal, target.tokenizer)
+                _check_length(probe, target)
+            except IsophaseError as error:
+                if len(settings.probes) == 1:
+                    raise
+                notes.append(f"{probe_name} on {spec} was left out: {error}")
+                continue
+            grids = tuple(
+                f"{g.setting}: stride {g.stride_tokens} ({g.kind} compressed)"
+                if g.kind == "payload"
+                else f"{g.setting}: stride {g.stride_tokens} (selector only, exact tokens are still read)"
+                for g in target.grids
+            )
+            parts.append(
+                Part(
+                    role=_role(role),
+                    target=spec,
+                    probe=proposal,
+                    stride_tokens=stride,
+                    stride_source=source,
+                    grids=grids,
+                    first_row=first_row,
+                    rows=len(probe),
+                    fingerprint=target.fingerprint(),
+                    pilot_accuracy=pilot_accuracy,
+                )
+            )
+            first_row += len(probe)
+    if not parts:
+        raise IsophaseError("no probe applies to these models: " + "; ".join(notes), "Choose other probes.")
+    return Plan(isophase_version=__version__, settings=settings, parts=tuple(parts), notes=tuple(notes))
+
+
+def _role(role: str) -> Role:
+    return "control" if role == "control" else "target"
+
+
+def check_settings(settings: AuditSettings) -> None:
+    """Refuse numbers that cannot work, before any model is loaded.
+
+    Raises:
+        IsophaseError: naming the option, its value and the limit.
+    """
+    lowest = {"items": 2, "records": 2, "length_tokens": 8, "window_tokens": 2}
+    for name, limit in lowest.items():
+        value = getattr(settings, name)
+        if value is not None and value < limit:
+            option = "--" + name.removesuffix("_tokens")
+            raise IsophaseError(f"{option} is {value}; it must be at least {limit}.", f"Give {option} {limit} or more.")
+    if isinstance(settings.stride, int) and settings.stride < 2:
+        raise IsophaseError(f"--stride is {settings.stride}; it must be at least 2.", "Give auto, scan or 2 and up.")
+    if not 0 < settings.margin < 0.5:
+        raise IsophaseError(f"--margin is {settings.margin}; it must lie between 0 and 0.5.", "The usual one is 0.02.")
+    if settings.seed < 0:
+        raise IsophaseError(f"--seed is {settings.seed}; it must not be negative.", "Give 0 or more.")
+    window = settings.window_tokens
+    if window is not None and isinstance(settings.stride, int) and settings.stride > window:
+        raise IsophaseError(
+            f"--stride {settings.stride} is larger than the window of {window} positions: not every phase would be asked.",
+            f"Give --window {settings.stride} or more.",
+        )
+
+
+def _stride(settings: AuditSettings, target: Target) -> tuple[int | None, StrideSource]:
+    if isinstance(settings.stride, int):
+        return settings.stride, "given"
+    if settings.stride == "auto" and target.grids:
+        return target.grids[0].stride_tokens, "configuration"
+    return None, "scan"
+
+
+def _window(settings: AuditSettings, lead: Target) -> int:
+    if settings.window_tokens is not None:
+        return settings.window_tokens
+    stride, _ = _stride(settings, lead)
+    return _WINDOW_TOKENS if stride is None else stride * math.ceil(_WINDOW_TOKENS / stride)
+
+
+def _probe_settings(settings: AuditSettings, probe_name: str, lead: Target, records: int) -> ProbeSettings:
+    defaults = lead.defaults
+    items = settings.items or defaults.items or _ITEMS
+    length = settings.length_tokens or defaults.length_tokens or _LENGTH_TOKENS
+    style = settings.style if settings.style != "auto" else (defaults.style or "auto")
+    try:
+        return ProbeSettings.model_validate(
+            {
+                "probe": probe_name,
+                "items": items,
+                "records": records,
+                "length_tokens": length,
+                "window_tokens": _window(settings, lead),
+                "seed": settings.seed,
+                "demonstrations": settings.demonstrations,
+                "key_tokens": settings.key_tokens,
+                "value_tokens": settings.value_tokens,
+                "style": style,
+            }
+        )
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise IsophaseError(
+            f"--{str(first['loc'][0]).removesuffix('_tokens')} is {first['input']!r}: {first['msg']}.",
+            "See `isophase audit --help`.",
+        ) from error
+
+
+def _check_length(probe: Probe, target: Target) -> None:
+    first = probe.prompt(0)
+    length = len(first.ids) + len(first.answer_ids) - 1
+    limit = target.max_length_tokens
+    if limit is not None and length > limit:
+        raise IsophaseError(
+            f"prompts of {length} tokens exceed the {limit} that {target.name} can read.",
+            f"Give --length {limit - len(first.answer_ids) + 1} or less.",
+        )
+
+
+def _records(
+    settings: AuditSettings, probe_name: str, lead: Target, pilot: bool
+) -> tuple[int, dict[str, float]]:
+    """The number of records: as asked, as the target proposes, or as a pilot finds it."""
+    known = settings.records or lead.defaults.records
+    if known is not None or probe_name == "completion":
+        return known or _RECORDS_WITHOUT_PILOT, {}
+    if not pilot:
+        return _RECORDS_WITHOUT_PILOT, {}
+    accuracy: dict[str, float] = {}
+    chosen = None
+    for records in _PILOT_RECORDS:
+        proposal = _probe_settings(settings, probe_name, lead, records)
+        try:
+            probe = build_probe(proposal.model_copy(update={"items": _PILOT_ITEMS}), lead.tokenizer)
+            _check_length(probe, lead)
+        except IsophaseError:
+            if records == _PILOT_RECORDS[-1] and not accuracy:
+                raise
+            continue
+        accuracy[str(records)] = measured = _pilot_accuracy(probe, lead)
+        chosen = records
+        if measured >= _PILOT_AIM[0]:
+            break
+    assert chosen is not None
+    # Nothing reached the aim: take what came nearest rather than the last tried.
+    if accuracy[str(chosen)] < _PILOT_AIM[0]:
+        chosen = int(max(accuracy, key=lambda count: accuracy[count]))
+    return chosen, accuracy
+
+
+def _pilot_accuracy(probe: Probe, target: Target) -> float:
+    columns = [c % probe.window_tokens for c in _PILOT_COLUMNS]
+    prompts = [probe.prompt(item * probe.window_tokens + c) for item in range(_PILOT_ITEMS) for c in columns]
+    return float(np.mean([answer.correct for answer in target.answer(prompts)]))
+
+
+def batches(part: Part, width: int, grouped: bool) -> list[list[int]]:
+    """Rows of a part in the order in which they are asked, in batches that are asked together.
+
+    The order depends on the seed alone. A target that shares an item's prefix gets items in random
+    order, and the columns of each in random order; any other gets single rows in random order.
+    A batch is the unit of resumption: a batch that was cut off is asked again as a whole, so every
+    answer comes out of the same batch as in an undisturbed run, to the last digit.
+    """
+    seed = int.from_bytes(sha256(f"{part.probe.seed} {part.probe.probe} {part.target}".encode()).digest()[:8])
+    rng = np.random.default_rng(seed)
+    rows = np.arange(part.first_row, part.first_row + part.rows)
+    if not grouped:
+        return [[int(row)] for row in rng.permutation(rows)]
+    items = rows.reshape(-1, width)
+    return [[int(row) for row in rng.permutation(items[i])] for i in rng.permutation(len(items))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outlook:
+    """What a plan can show, before anything is asked.
+
+    Attributes:
+        prompts: prompts of this part.
+        tokens: tokens that the model would read without sharing prefixes.
+        residues: residues covered of each period that can be tested, `{period: positions per item}`.
+        detectable_amplitude: amplitude found with 90 % power at an accuracy of 80 %.
+    """
+
+    prompts: int
+    tokens: int
+    residues: dict[int, int]
+    detectable_amplitude: float
+
+
+def outlook(part: Part) -> Outlook:
+    """Coverage, cost and power of one part of a plan."""
+    window = part.probe.window_tokens
+    periods: Sequence[int] = [part.stride_tokens] if part.stride_tokens else [p for p in DEFAULT_PERIODS if p <= window]
+    tests = 3 if part.stride_tokens else len(periods)
+    return Outlook(
+        prompts=part.rows,
+        tokens=part.rows * part.probe.length_tokens,
+        residues={period: window // period * period for period in periods},
+        detectable_amplitude=detectable_amplitude(part.rows, 0.16, 0.9, tests=tests),
+    )

@@ -1,0 +1,124 @@
+"""Ask the targets what the plan says, resumably."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from isophase import __version__
+from isophase.audit.plan import OpenTarget, batches
+from isophase.audit.settings import Part, Plan
+from isophase.audit.store import RunFolder, read_answers, read_manifest, read_plan
+from isophase.errors import IsophaseError
+from isophase.probes import Prompt, build_probe
+from isophase.targets.base import Answer, Target
+
+# Answers become durable at least this often; a kill then costs at most this much work.
+_FLUSH_SECONDS = 1.0
+
+
+def run_plan(plan: Plan, folder: Path, open_target: OpenTarget, console: Console | None = None) -> None:
+    """Ask every prompt of the plan that the run folder has no answer to.
+
+    Args:
+        plan: what to ask.
+        folder: the run folder; created, or resumed.
+        open_target: opens a target by its spec.
+        console: where the progress bar goes; None: none.
+
+    Raises:
+        IsophaseError: for a folder that cannot be used, a changed model, a full disk.
+    """
+    if (folder / "manifest.json").exists() and read_plan(folder) == plan:
+        return
+    with RunFolder(folder, plan) as run, _progress(console) as progress:
+        done = len(run.answers)
+        bar = progress.add_task("asking", total=plan.rows, completed=done, rate="")
+        began, asked = time.monotonic(), 0
+
+        def advance(count: int) -> None:
+            nonlocal asked
+            asked += count
+            rate = asked / max(time.monotonic() - began, 1e-9)
+            progress.update(bar, advance=count, rate=f"{rate:,.1f} prompts/s")
+
+        facts: dict[str, Any] = {}
+        for part in plan.parts:
+            target = open_target(part.target)
+            if target.fingerprint() != part.fingerprint:
+                raise IsophaseError(
+                    f"{part.target} is not the model that this run began with (its files have changed).",
+                    "Run the audit into another --out folder.",
+                )
+            seconds = _run_part(part, target, run, advance)
+            facts[f"{part.target} {part.probe.probe}"] = {**target.describe(), "seconds": round(seconds, 3)}
+        run.write_manifest(
+            {
+                "schema_version": 1,
+                "isophase": __version__,
+                "python": platform.python_version(),
+                "numpy": np.__version__,
+                "platform": platform.platform(),
+                "rows": plan.rows,
+                "statuses": dict(Counter(answer.status for answer in run.answers.values())),
+                "resumed": done > 0,
+                "parts": facts,
+            }
+        )
+
+
+def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int], None]) -> float:
+    """Ask one part; returns the seconds it took."""
+    probe = build_probe(part.probe, target.tokenizer)
+    began = time.monotonic()
+    pending: list[tuple[int, Answer]] = []
+    last_flush = began
+    for batch in batches(part, probe.window_tokens, target.grouped):
+        missing = [row for row in batch if row not in run.answers]
+        if not missing:
+            continue
+        prompts = [probe.prompt(row - part.first_row) for row in batch]
+        answers = _ask(target, prompts)
+        pending += [(row, answer) for row, answer in zip(batch, answers, strict=True) if row not in run.answers]
+        if time.monotonic() - last_flush >= _FLUSH_SECONDS or target.grouped:
+            run.append(pending)
+            advance(len(pending))
+            pending, last_flush = [], time.monotonic()
+    if pending:
+        run.append(pending)
+        advance(len(pending))
+    return time.monotonic() - began
+
+
+def _ask(target: Target, prompts: Sequence[Prompt]) -> list[Answer]:
+    answers = list(target.answer(prompts))
+    assert len(answers) == len(prompts), f"{target.name} gave {len(answers)} answers to {len(prompts)} prompts"
+    return answers
+
+
+def _progress(console: Console | None) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console or Console(quiet=True),
+        disable=console is None or not console.is_terminal,
+        transient=True,
+    )
+
+
+def load_run(folder: Path) -> tuple[Plan, dict[int, Answer], dict[str, Any] | None]:
+    """Everything that a run folder holds: plan, answers by row, manifest (None: not complete)."""
+    plan = read_plan(folder)
+    answers, _ = read_answers(folder)
+    return plan, answers, read_manifest(folder)

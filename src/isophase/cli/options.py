@@ -1,0 +1,125 @@
+"""Options that several commands share, and what turns them into settings."""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from isophase.atomic import write_atomically
+from isophase.audit.plan import OpenTarget
+from isophase.audit.settings import AuditSettings
+from isophase.errors import IsophaseError
+from isophase.probes import PROBE_NAMES, STYLES
+from isophase.targets import Target, open_target
+
+DEFAULT_TARGETS = ("isophase:w8s8", "isophase:w4s4")
+
+Targets = Annotated[
+    list[str] | None,
+    typer.Argument(help="isophase:NAME, hf:PATH_OR_ID or planted:SETTINGS; several are audited in one run.", show_default=False),
+]
+Control = Annotated[
+    str | None, typer.Option(help="Model to compare with; bundled models bring their full-attention twin. 'none': no control.")
+]
+ProbeOption = Annotated[str, typer.Option(help="records, prefix, in-sequence, completion, or all; several with commas.")]
+Stride = Annotated[str, typer.Option(help="auto (configuration, else scan), scan, or a number of tokens.")]
+Items = Annotated[int | None, typer.Option(help="Items; each asks every position of its window once.")]
+Records = Annotated[int | None, typer.Option(help="Records per prompt; without it a pilot picks the difficulty.")]
+Length = Annotated[int | None, typer.Option(help="Tokens per prompt.")]
+Window = Annotated[int | None, typer.Option(help="Positions per item, in tokens; longest period that can be found.")]
+Seed = Annotated[int, typer.Option(help="Decides prompts and their order.")]
+Demonstrations = Annotated[int, typer.Option(help="Answered questions before the question.")]
+KeyTokens = Annotated[int, typer.Option(help="Tokens per key.")]
+ValueTokens = Annotated[int, typer.Option(help="Tokens per value.")]
+Style = Annotated[str, typer.Option(help=f"How prompts are written: auto, {', '.join(STYLES)}.")]
+Margin = Annotated[float, typer.Option(help="Amplitude (0..0.5) below which an effect does not matter.")]
+Gguf = Annotated[str | None, typer.Option(help="GGUF file inside an hf: folder.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder; the same one resumes. Default: isophase-runs/NAME.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Write the report's JSON to this file; - for standard output.")]
+
+
+def audit_settings(
+    targets: list[str] | None,
+    control: str | None,
+    probe: str,
+    stride: str,
+    items: int | None,
+    records: int | None,
+    length: int | None,
+    window: int | None,
+    seed: int,
+    demonstrations: int,
+    key_tokens: int,
+    value_tokens: int,
+    style: str,
+    margin: float,
+    gguf: str | None,
+) -> AuditSettings:
+    """Settings from options.
+
+    Raises:
+        IsophaseError: for an option that is not one of its values.
+    """
+    chosen = tuple(targets or DEFAULT_TARGETS)
+    if not targets and stride == "auto":
+        # The bundled models are there to show that nobody has to tell the audit what to look for.
+        stride = "scan"
+    if stride not in ("auto", "scan") and not stride.isdecimal():
+        raise IsophaseError(f"--stride is {stride!r}.", "Give auto, scan or a number of tokens.")
+    names = PROBE_NAMES if probe == "all" else tuple(dict.fromkeys(probe.split(",")))
+    unknown = [name for name in names if name not in PROBE_NAMES]
+    if unknown:
+        raise IsophaseError(f"--probe {unknown[0]!r} is unknown.", f"Give {', '.join(PROBE_NAMES)} or all.")
+    if style != "auto" and style not in STYLES:
+        raise IsophaseError(f"--style {style!r} is unknown.", f"Give auto, {', '.join(STYLES)}.")
+    if len(set(chosen)) < len(chosen):
+        raise IsophaseError("the same target is named twice.", "Name each target once.")
+    return AuditSettings(
+        targets=chosen,
+        control=control,
+        probes=names,
+        stride=int(stride) if stride.isdecimal() else stride,
+        items=items,
+        records=records,
+        length_tokens=length,
+        window_tokens=window,
+        seed=seed,
+        demonstrations=demonstrations,
+        key_tokens=key_tokens,
+        value_tokens=value_tokens,
+        style=style,
+        margin=margin,
+        gguf_file=gguf,
+    )
+
+
+def opener(gguf: str | None) -> OpenTarget:
+    """Opens targets, each once, so that a model is loaded once."""
+
+    @cache
+    def open_once(spec: str) -> Target:
+        return open_target(spec, gguf_file=gguf if spec.startswith("hf:") else None)
+
+    return open_once
+
+
+def write_json(text: str, where: Path | None) -> None:
+    """Write JSON to a file, or to standard output for `-`; nowhere for None.
+
+    Raises:
+        IsophaseError: if the file cannot be written.
+    """
+    if where is None:
+        return
+    if str(where) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    try:
+        write_atomically(where, text)
+    except OSError as error:
+        raise IsophaseError(f"cannot write {str(where)!r}: {error.strerror}.", "Choose another --json file.") from error

@@ -1,0 +1,115 @@
+"""Training data: record lookup in the `pairs` style of the probes.
+
+A sequence is a context of key-value pairs scattered among filler, then queries `? key value`. Only
+the values after the queries are predicted. Data depend on the seed alone, so matched models read
+the same sequences in the same order.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+from isophase.probes.pairs import ASK_ID, FILLER_IDS, KEY_IDS, VALUE_IDS
+
+IGNORED = -100
+
+
+class LookupStage(BaseModel):
+    """One stage of the curriculum.
+
+    Lookup forms only if short sequences come first: started at 24 context tokens or more, models of
+    this size do not learn it at all.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    context_tokens: int = Field(gt=0, description="tokens before the first query")
+    pairs: int = Field(gt=0, description="key-value pairs in the context")
+    queries: int = Field(gt=0, description="queries after the context, at most `pairs`")
+    batch: int = Field(gt=0, description="sequences per step")
+    steps: int = Field(gt=0, description="optimiser steps; fixed, so that matched models see equal data")
+    alone: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of sequences in which most of the filler lies in one place, around one pair",
+    )
+
+
+class Batch(BaseModel):
+    """Token ids and labels, int64 [batch, tokens]; labels are -100 where nothing is predicted."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    ids: npt.NDArray[np.int64]
+    labels: npt.NDArray[np.int64]
+
+
+def lookup_batch(stage: LookupStage, rng: np.random.Generator) -> Batch:
+    """Draw one batch of lookup sequences.
+
+    Args:
+        stage: lengths and counts.
+        rng: source of all randomness.
+
+    Returns:
+        `context_tokens + 3 * queries` tokens per sequence.
+
+    Raises:
+        ValueError: if the pairs do not fit into the context, or there are more queries than pairs.
+    """
+    filler = stage.context_tokens - 2 * stage.pairs
+    if filler < 0 or stage.queries > stage.pairs:
+        raise ValueError(
+            f"{stage.pairs} pairs and {stage.queries} queries do not fit into {stage.context_tokens} context tokens"
+        )
+    B, P, Q = stage.batch, stage.pairs, stage.queries
+    rows = np.arange(B)[:, None]
+    keys_BP = KEY_IDS[rng.random((B, len(KEY_IDS))).argsort(axis=1)[:, :P]]
+    values_BP = VALUE_IDS[rng.integers(0, len(VALUE_IDS), (B, P))]
+
+    # Units are filler tokens (one token) and pairs (two); their order decides where pairs fall.
+    units = filler + P
+    is_pair_BU = np.zeros((B, units), dtype=bool)
+    is_pair_BU[rows, rng.random((B, units)).argsort(axis=1)[:, :P]] = True
+    gathered = rng.random(B) < stage.alone
+    if filler and gathered.any():
+        is_pair_BU[gathered] = _one_gap(is_pair_BU[gathered], filler, P, rng)
+    starts_BU = np.cumsum(np.where(is_pair_BU, 2, 1), axis=1) - np.where(is_pair_BU, 2, 1)
+    starts_BP = starts_BU[is_pair_BU].reshape(B, P)
+
+    ids = np.empty((B, stage.context_tokens + 3 * Q), dtype=np.int64)
+    ids[:, : stage.context_tokens] = FILLER_IDS[
+        rng.integers(0, len(FILLER_IDS), (B, stage.context_tokens))
+    ]
+    ids[rows, starts_BP] = keys_BP
+    ids[rows, starts_BP + 1] = values_BP
+    asked_BQ = rng.random((B, P)).argsort(axis=1)[:, :Q]
+    queries = ids[:, stage.context_tokens :].reshape(B, Q, 3)
+    queries[:, :, 0] = ASK_ID
+    queries[:, :, 1] = keys_BP[rows, asked_BQ]
+    queries[:, :, 2] = values_BP[rows, asked_BQ]
+    ids[:, stage.context_tokens :] = queries.reshape(B, 3 * Q)
+
+    labels = np.full_like(ids, IGNORED)
+    answer_columns = stage.context_tokens + 2 + 3 * np.arange(Q)
+    labels[:, answer_columns] = ids[:, answer_columns]
+    return Batch(ids=ids, labels=labels)
+
+
+def _one_gap(
+    is_pair_BU: npt.NDArray[np.bool_], filler: int, pairs: int, rng: np.random.Generator
+) -> npt.NDArray[np.bool_]:
+    """Gather most filler around one pair, as the `records` probe does around the queried record."""
+    out = np.empty_like(is_pair_BU)
+    for row in range(len(out)):
+        gathered = int(rng.integers(filler // 2, filler + 1))
+        rest = np.array([True] * (pairs - 1) + [False] * (filler - gathered))
+        rng.shuffle(rest)
+        gap = np.zeros(gathered + 1, dtype=bool)
+        gap[rng.integers(0, gathered + 1)] = True
+        at = int(rng.integers(0, len(rest) + 1))
+        out[row] = np.concatenate([rest[:at], gap, rest[at:]])
+    return out

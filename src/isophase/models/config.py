@@ -1,0 +1,57 @@
+"""Configuration of the trainable model: a Qwen3 backbone whose cache may be compressed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import Qwen3Config
+
+from isophase.chunking.layout import FixedGrid
+
+
+class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
+    """Qwen3 with, per layer, a memory of gated window sums beside an exact local window.
+
+    With `compression_stride=None` the model is Qwen3 to the last parameter. Everything else about two
+    models that differ only in compression is equal, which is what makes them a matched pair.
+
+    Args:
+        compression_window: W, tokens that one entry reads. None: no compression.
+        compression_stride: S, tokens between entries, at most W. None: no compression.
+        local_window: most recent tokens kept exact, the query's own included. At least 1; ignored
+            without compression.
+        embedding_range: standard deviation of the token embeddings at initialisation. None: as
+            `initializer_range`.
+        record_style: how prompts for this model are written (see `isophase.probes.styles`).
+        **kwargs: as `transformers.Qwen3Config`.
+
+    Raises:
+        ValueError: if only one of window and stride is given, or the stride exceeds the window.
+
+    Source: Zhu et al., arXiv 2609.36322, controlled pretraining; DeepSeek V4 for the grid.
+    """
+
+    model_type = "compressed_qwen3"
+
+    compression_window: int | None = None
+    compression_stride: int | None = None
+    local_window: int = 16
+    embedding_range: float | None = None
+    record_style: str | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        super().__post_init__(**kwargs)
+        if (self.compression_window is None) != (self.compression_stride is None):
+            raise ValueError(
+                f"compression_window={self.compression_window} and compression_stride={self.compression_stride}: "
+                "give both, or neither for full attention"
+            )
+        if self.grid is not None and self.local_window < 1:
+            raise ValueError(f"local_window={self.local_window} must be at least 1 token")
+
+    @property
+    def grid(self) -> FixedGrid | None:
+        """The compression grid, or None for full attention."""
+        if self.compression_window is None or self.compression_stride is None:
+            return None
+        return FixedGrid(window_tokens=self.compression_window, stride_tokens=self.compression_stride)

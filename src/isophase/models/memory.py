@@ -1,0 +1,160 @@
+"""The compressed memory as a transformers cache: closed entries, open tokens, exact local window.
+
+Legend: B batch, K KV heads, E entries, L local tokens, T new tokens, D model width, H head width.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
+
+from isophase.chunking.layout import FixedGrid
+
+if TYPE_CHECKING:
+    from isophase.models.config import CompressedQwen3Config
+
+
+class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
+    """One layer's memory. It reports the logical length and stores fewer entries.
+
+    What is kept between calls: entries of closed windows; the hidden states of tokens that a later
+    window still reads (the open stride and the overlap before it); the last `local_window - 1` exact
+    keys and values. Prefill in any split therefore gives the entries of one shot.
+    """
+
+    is_croppable = False
+
+    def __init__(self, grid: FixedGrid, local_window: int) -> None:
+        super().__init__()
+        self.grid = grid
+        self.local_window = local_window
+        self.cumulative_length = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self.cumulative_length = 0
+        self.keys: torch.Tensor | None = None  # entries, [B, K, E, H]
+        self.values: torch.Tensor | None = None
+        self.local_keys: torch.Tensor | None = None  # exact, [B, K, L, H]
+        self.local_values: torch.Tensor | None = None
+        self.open_hidden: torch.Tensor | None = None  # [B, <W, D]
+        self.is_initialized = False
+
+    def open_window(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
+        """Hidden states from the overlap of the first unfinished window to the newest token. [B, *, D]."""
+        if self.open_hidden is None:
+            return hidden_BTD
+        return torch.cat([self.open_hidden, hidden_BTD], dim=1)
+
+    def append(
+        self,
+        hidden_BTD: torch.Tensor,
+        entry_keys_BKEH: torch.Tensor,
+        entry_values_BKEH: torch.Tensor,
+        keys_BKTH: torch.Tensor,
+        values_BKTH: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take new tokens and the entries that they closed.
+
+        Args:
+            hidden_BTD: what `open_window` returned (old open tokens and the new ones).
+            entry_keys_BKEH: keys of newly closed entries, rotary applied; E may be 0.
+            entry_values_BKEH: their values.
+            keys_BKTH: exact keys of the new tokens, rotary applied.
+            values_BKTH: exact values of the new tokens.
+
+        Returns:
+            Keys and values to attend to: all entries, then the local tokens of every new query,
+            [B, K, E + L, H]; L is at most `local_window - 1 + T`.
+        """
+        if self.keys is None:
+            entry_keys, entry_values, keys, values = entry_keys_BKEH, entry_values_BKEH, keys_BKTH, values_BKTH
+        else:
+            entry_keys = torch.cat([self.keys, entry_keys_BKEH], dim=2)
+            entry_values = torch.cat([self.values, entry_values_BKEH], dim=2)
+            keys = torch.cat([self.local_keys, keys_BKTH], dim=2)
+            values = torch.cat([self.local_values, values_BKTH], dim=2)
+        self.cumulative_length += keys_BKTH.shape[2]
+        self.keys, self.values = entry_keys, entry_values
+        keep = min(self.local_window - 1, keys.shape[2])
+        self.local_keys = keys[:, :, keys.shape[2] - keep :]
+        self.local_values = values[:, :, values.shape[2] - keep :]
+        still_open = self.cumulative_length % self.grid.stride_tokens + self.grid.overlap_tokens
+        self.open_hidden = hidden_BTD[:, max(0, hidden_BTD.shape[1] - still_open) :]
+        self.is_initialized = True
+        return torch.cat([entry_keys, keys], dim=2), torch.cat([entry_values, values], dim=2)
+
+    def stored_bytes(self) -> int:
+        """Bytes of all tensors that this layer keeps between calls."""
+        return sum(t.numel() * t.element_size() for t in self._states().values())
+
+    def _states(self) -> dict[str, torch.Tensor]:
+        names = ("keys", "values", "local_keys", "local_values", "open_hidden")
+        return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
+
+    def _select(self, rows: torch.Tensor) -> None:
+        for name, tensor in self._states().items():
+            setattr(self, name, tensor.index_select(0, rows.to(tensor.device)))
+
+    # The rest is transformers' cache-layer interface.
+
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        """Nothing to allocate before the first tokens arrive."""
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Refuse: a compressed memory needs hidden states, which this call does not carry."""
+        raise TypeError("a compressed memory takes tokens through `append`; it cannot serve another model's attention")
+
+    def get_seq_length(self) -> int:
+        """Logical length in tokens, not the number of stored entries."""
+        return self.cumulative_length
+
+    def get_max_length(self) -> int:
+        """No limit of its own."""
+        return -1
+
+    # transformers 5.17 asks for the limit under the older name.
+    get_max_cache_shape = get_max_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Logical sizes; the model builds its own mask over entries and local tokens."""
+        return self.cumulative_length + query_length, 0
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self._clear()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorder rows for beam search."""
+        self._select(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only the rows `indices`."""
+        self._select(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times."""
+        for name, tensor in self._states().items():
+            setattr(self, name, tensor.repeat_interleave(repeats, dim=0))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse, unless nothing is to be removed: closed entries cannot be reopened."""
+        if tokens_to_remove != 0:
+            raise ValueError("a compressed memory cannot be cropped: the tokens of closed entries are gone")
+
+
+class CompressedCache(Cache):  # type: ignore[misc]
+    """A cache for `CompressedQwen3ForCausalLM`: one memory per layer."""
+
+    def __init__(self, config: CompressedQwen3Config) -> None:
+        grid = config.grid
+        super().__init__(
+            layers=[
+                DynamicLayer() if grid is None else CompressedLayer(grid, config.local_window)
+                for _ in range(config.num_hidden_layers)
+            ]
+        )

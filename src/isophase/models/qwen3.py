@@ -1,0 +1,247 @@
+"""A causal language model with a compressed memory: Qwen3 backbone, transformers' interfaces.
+
+Importing this module registers the model with `AutoConfig` and `AutoModelForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
+
+from isophase.models.attention import CompressedAttention, Rotary, WindowBranch
+from isophase.models.compat import CACHE_ARGUMENT, cache_argument, cache_of
+from isophase.models.config import CompressedQwen3Config
+from isophase.models.memory import CompressedCache
+
+
+class CompressedDecoderLayer(nn.Module):
+    """Pre-norm attention and MLP, as in Qwen3."""
+
+    def __init__(self, config: CompressedQwen3Config, layer_idx: int) -> None:
+        super().__init__()
+        self.self_attn = CompressedAttention(config, layer_idx)
+        self.mlp = Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, hidden_BTD: torch.Tensor, **attention: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """One layer; keyword arguments go to `CompressedAttention`."""
+        attended, weights = self.self_attn(self.input_layernorm(hidden_BTD), **attention)
+        hidden_BTD = hidden_BTD + attended
+        mixed: torch.Tensor = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
+        return mixed, weights
+
+
+class CompressedQwen3PreTrainedModel(PreTrainedModel):  # type: ignore[misc]
+    """Initialisation and capabilities shared by the backbone and the language model."""
+
+    config_class = CompressedQwen3Config
+    base_model_prefix = "model"
+    _no_split_modules = ["CompressedDecoderLayer"]  # noqa: RUF012  transformers reads this list
+    _supports_sdpa = True
+    _supports_attention_backend = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        std = self.config.initializer_range
+        if isinstance(module, WindowBranch):
+            module.payload_WDC.normal_(0.0, std)
+            module.gate_WDK.normal_(0.0, std)
+            module.gate_bias_WK.zero_()
+        if isinstance(module, nn.Embedding) and self.config.embedding_range is not None:
+            module.weight.normal_(0.0, self.config.embedding_range)
+
+
+class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
+    """The backbone: embeddings, layers, final norm."""
+
+    def __init__(self, config: CompressedQwen3Config) -> None:
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(CompressedDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = Qwen3RotaryEmbedding(config=config)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        cache: CompressedCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool = False,
+        output_attentions: bool = False,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """Run the backbone.
+
+        Args:
+            input_ids: [B, T] new tokens; or `inputs_embeds` [B, T, D].
+            attention_mask: [B, past + T], 1 for tokens. Padding is allowed on the right, and only in
+                a call that continues nothing.
+            position_ids: ignored; a compressed memory counts positions by itself.
+            cache: memory of earlier tokens, changed in place. `past_key_values` is the older name.
+            inputs_embeds: embeddings instead of ids.
+            use_cache: return a memory; default from the configuration, off in training.
+            output_hidden_states: return the hidden states of all layers.
+            output_attentions: return attention weights (eager implementation only).
+            **kwargs: the older name of `cache`; anything else is left alone.
+
+        Raises:
+            ValueError: for padding on the left, which would be pooled into entries.
+        """
+        cache = kwargs.pop("past_key_values", None) if cache is None else cache
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if use_cache and cache is None:
+            cache = CompressedCache(self.config)
+        past = cache.get_seq_length() if cache is not None else 0
+        length = hidden.shape[1]
+        refuse_unsafe_padding(attention_mask, past)
+
+        position_T = torch.arange(past, past + length, device=hidden.device)
+        rotary: Rotary = self.rotary_emb(hidden, position_T[None])
+        grid = self.config.grid
+        first, last = (grid.entries(past), grid.entries(past + length)) if grid is not None else (0, 0)
+        entry_rotary: Rotary | None = None
+        if grid is not None:
+            entry_rotary = self.rotary_emb(hidden, grid.anchor(first, last, hidden.device)[None])
+        mask = self._mask(position_T, past, last, hidden.dtype)
+
+        states, weights = [hidden], []
+        for layer in self.layers:
+            hidden, attended = layer(
+                hidden,
+                rotary=rotary,
+                entry_rotary=entry_rotary,
+                mask=mask,
+                memory=cache,
+                first_entry=first,
+                last_entry=last,
+            )
+            states.append(hidden)
+            weights.append(attended)
+        hidden = self.norm(hidden)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            hidden_states=(*states[:-1], hidden) if output_hidden_states else None,
+            attentions=tuple(weights) if output_attentions else None,
+            **cache_argument(cache if use_cache else None),
+        )
+
+    def _mask(self, position_T: torch.Tensor, past: int, entries: int, dtype: torch.dtype) -> torch.Tensor:
+        """Additive mask [1, 1, T, entries + local tokens], shared by all layers."""
+        grid = self.config.grid
+        device = position_T.device
+        kept = past if grid is None else min(self.config.local_window - 1, past)
+        local_L = torch.arange(past - kept, past + len(position_T), device=device)
+        ahead_TL = position_T[:, None] - local_L[None, :]
+        visible = ahead_TL >= 0
+        if grid is not None:
+            close_E = grid.close(0, entries, device)
+            visible &= ahead_TL < self.config.local_window
+            visible = torch.cat([close_E[None, :] <= position_T[:, None], visible], dim=1)
+        mask = torch.zeros(visible.shape, dtype=dtype, device=device)
+        return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+
+
+class CompressedQwen3ForCausalLM(CompressedQwen3PreTrainedModel, GenerationMixin):  # type: ignore[misc]
+    """The language model. Works with `generate`, `from_pretrained` and `save_pretrained`."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012
+
+    def __init__(self, config: CompressedQwen3Config) -> None:
+        super().__init__(config)
+        self.model = CompressedQwen3Model(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        cache: CompressedCache | None = None,
+        past_key_values: CompressedCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """As the backbone's `forward`, with logits and, given labels [B, T] (-100: ignored), a loss.
+
+        `logits_to_keep`: 0 for all positions, n for the last n, or a tensor of indices.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            cache=past_key_values if cache is None else cache,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        hidden = outputs.last_hidden_state
+        keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(hidden[:, keep, :])
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)
+        return CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            **cache_argument(cache_of(outputs)),
+        )
+
+    def _prepare_cache_for_generation(
+        self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        # transformers would build a DynamicCache, which cannot hold entries.
+        if self.config.grid is not None and generation_config.use_cache is not False:
+            if generation_config.cache_implementation not in (None, "dynamic", "hybrid"):
+                raise ValueError(
+                    f"cache_implementation={generation_config.cache_implementation!r} cannot hold a compressed "
+                    "memory; leave it unset"
+                )
+            if model_kwargs.get(CACHE_ARGUMENT) is None:
+                model_kwargs[CACHE_ARGUMENT] = CompressedCache(self.config)
+        return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+
+
+def refuse_unsafe_padding(attention_mask: torch.Tensor | None, past_tokens: int) -> None:
+    """Raise where padding would be pooled into entries or shift phases.
+
+    Args:
+        attention_mask: [B, T] of 0 and 1, or None.
+        past_tokens: tokens that the memory already holds.
+
+    Raises:
+        ValueError: padding on the left, in the middle, or in a call that continues a memory.
+    """
+    if attention_mask is None or bool(attention_mask.all()):
+        return
+    if attention_mask.dim() != 2:
+        raise ValueError(f"attention_mask has {attention_mask.dim()} dimensions; a mask [batch, tokens] is needed")
+    steps = attention_mask.long().diff(dim=1)
+    if past_tokens or bool((steps > 0).any()) or not bool(attention_mask[:, 0].all()):
+        raise ValueError(
+            "this model cannot read padding on the left or before a continuation: pads would be pooled into "
+            "compressed entries and shift every phase; batch prompts of equal length or pad on the right"
+        )
+
+
+AutoConfig.register(CompressedQwen3Config.model_type, CompressedQwen3Config)
+AutoModel.register(CompressedQwen3Config, CompressedQwen3Model)
+AutoModelForCausalLM.register(CompressedQwen3Config, CompressedQwen3ForCausalLM)

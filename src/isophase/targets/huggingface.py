@@ -1,0 +1,277 @@
+"""Any transformers causal language model as a target.
+
+Legend: B prompts of one batch, T tokens, A answer tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+import isophase.models.qwen3  # noqa: F401  registers our models with AutoModelForCausalLM
+from isophase.errors import IsophaseError
+from isophase.models.compat import cache_argument, cache_of
+from isophase.probes.prompt import Prompt
+from isophase.targets.base import Answer, TargetDefaults
+from isophase.targets.strides import Grid, grids_of
+
+# Largest difference in log-probability between reading a prompt in one go and through a shared
+# prefix that still counts as rounding, by dtype.
+_REUSE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+_BATCH_TOKENS = 16_384
+
+
+class HuggingFaceTokenizer:
+    """A transformers tokenizer as probes need it."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        # What the tokenizer puts before a text by itself: start-of-text for some models, nothing for others.
+        with_special = tokenizer("a")["input_ids"]
+        without = tokenizer("a", add_special_tokens=False)["input_ids"]
+        self.prefix_ids: tuple[int, ...] = ()
+        for cut in range(len(with_special) - len(without) + 1):
+            if with_special[cut : cut + len(without)] == without:
+                self.prefix_ids = tuple(with_special[:cut])
+                break
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, no special tokens added."""
+        ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens kept."""
+        text: str = self._tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)
+        return text
+
+
+class HuggingFaceTarget:
+    """Asks a transformers model. Prompts of one item share the reading of their common prefix.
+
+    Args:
+        path: safetensors folder or hub id.
+        name: how the report calls it; default the path as given.
+        gguf_file: name of a GGUF file inside `path`, dequantised on loading.
+        device: torch device; default CUDA where there is one, else the CPU.
+        batch_tokens: most tokens of one forward pass.
+        defaults: probe settings that suit this model.
+
+    Raises:
+        IsophaseError: if the model or its tokenizer cannot be loaded.
+    """
+
+    grouped = True
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        name: str | None = None,
+        gguf_file: str | None = None,
+        device: str | None = None,
+        batch_tokens: int = _BATCH_TOKENS,
+        defaults: TargetDefaults | None = None,
+    ) -> None:
+        self.name = name or f"hf:{path}"
+        self.path = path
+        self.gguf_file = gguf_file
+        self.batch_tokens = batch_tokens
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        extra = {"gguf_file": gguf_file} if gguf_file else {}
+        self.config = load_part(AutoConfig, path, "configuration", **extra)
+        self.tokenizer = HuggingFaceTokenizer(load_part(AutoTokenizer, path, "tokenizer", **extra))
+        self.defaults = defaults or TargetDefaults(style=getattr(self.config, "record_style", None))
+        self._extra = extra
+        self._model: PreTrainedModel | None = None
+        self._shares_prefix: bool | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model, loaded on first use: planning and showing prompts need only the tokenizer."""
+        if self._model is None:
+            model = load_part(
+                AutoModelForCausalLM, self.path, "model", dtype=pick_dtype(self.config, self.device), **self._extra
+            )
+            self._model = model.to(self.device).eval()
+        return self._model
+
+    @property
+    def grids(self) -> list[Grid]:
+        """Fixed compression grids that the configuration names."""
+        return grids_of(self.config)
+
+    @property
+    def max_length_tokens(self) -> int | None:
+        """Longest context that the configuration allows, or None."""
+        config = self.config.get_text_config() if hasattr(self.config, "get_text_config") else self.config
+        limit = getattr(config, "max_position_embeddings", None)
+        return int(limit) if limit else None
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for the manifest."""
+        return {
+            "target": self.name,
+            "model_type": self.config.model_type,
+            "fingerprint": self.fingerprint(),
+            "device": self.device.type,
+            "dtype": str(pick_dtype(self.config, self.device)).removeprefix("torch."),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "threads": torch.get_num_threads(),
+            "prefix_shared": self._shares_prefix,
+        }
+
+    def fingerprint(self) -> str:
+        """Digest of configuration and weight files (names and sizes), to refuse a resume on another model."""
+        digest = sha256(json.dumps(self.config.to_dict(), sort_keys=True, default=str).encode())
+        folder = Path(self.path)
+        if folder.is_dir():
+            for file in sorted(folder.iterdir()):
+                if file.suffix in {".safetensors", ".gguf", ".bin"}:
+                    digest.update(f"{file.name} {file.stat().st_size}".encode())
+        return digest.hexdigest()[:16]
+
+    def answer(self, prompts: Sequence[Prompt]) -> Iterator[Answer]:
+        """Answer prompts in order. Neighbours of one item and length are read together.
+
+        Whether an answer is right is decided by teacher forcing: the most likely token at every
+        position of the answer is the answer's own, which is what greedy decoding would give.
+        """
+        for _, group in groupby(prompts, key=lambda p: (p.item, len(p.ids), len(p.answer_ids))):
+            yield from self._answer_group(list(group))
+
+    def _answer_group(self, group: list[Prompt]) -> Iterator[Answer]:
+        if self._shares_prefix is None:
+            self._shares_prefix = self._prefix_sharing_is_exact(group)
+        logits_BAV = self._logits(group, [p.answer_ids for p in group], share=self._shares_prefix)
+        log_p_BAV = torch.log_softmax(logits_BAV.float(), dim=-1)
+        picked_BA = log_p_BAV.argmax(dim=-1).cpu().numpy()
+        answers_BA = torch.tensor([p.answer_ids for p in group], device=log_p_BAV.device)
+        log_p_B = log_p_BAV.gather(-1, answers_BA[..., None])[..., 0].double().sum(dim=1).cpu().numpy()
+        choices = [self._choice_log_probabilities(group, log_p_BAV, n) for n in range(len(group[0].choices))]
+        for row, prompt in enumerate(group):
+            yield _judge(prompt, picked_BA[row], float(log_p_B[row]), tuple(float(c[row]) for c in choices))
+
+    def _choice_log_probabilities(self, group: list[Prompt], log_p_BAV: torch.Tensor, choice: int) -> list[float]:
+        """Log-probability of each prompt's n-th other choice."""
+        ids = [p.choices[choice] for p in group]
+        if all(len(i) == 1 for i in ids):
+            first_B = torch.tensor([i[0] for i in ids], device=log_p_BAV.device)
+            values: list[float] = log_p_BAV[:, 0].gather(-1, first_B[:, None])[:, 0].double().tolist()
+            return values
+        logits = self._logits(group, ids, share=bool(self._shares_prefix)).float()
+        ids_BA = torch.tensor(ids, device=logits.device)
+        totals = torch.log_softmax(logits, dim=-1).gather(-1, ids_BA[..., None])[..., 0].double().sum(dim=1)
+        values = totals.tolist()
+        return values
+
+    def _logits(self, group: list[Prompt], answers: list[tuple[int, ...]], *, share: bool) -> torch.Tensor:
+        """Logits that predict each answer token, [B, A, V], on the CPU side in chunks of bounded size."""
+        ids_BT = torch.from_numpy(
+            np.stack([np.concatenate([p.ids, np.asarray(a[:-1], dtype=np.int32)]) for p, a in zip(group, answers)])
+        ).long()
+        keep = len(answers[0])
+        common = _common_prefix(ids_BT) if share and len(group) > 1 else 0
+        rows = max(1, self.batch_tokens // ids_BT.shape[1])
+        chunks = list(ids_BT.split(rows))
+        with torch.inference_mode():
+            if common < 16 or ids_BT.shape[1] - common < keep:
+                return torch.cat([self._forward(chunk, keep).logits for chunk in chunks])
+            prefix = cache_of(self._forward(ids_BT[:1, :common], 1, use_cache=True))
+            out = []
+            for n, chunk in enumerate(chunks):
+                # A forward pass changes the cache, so all but the last chunk work on a copy.
+                cache = prefix if n == len(chunks) - 1 else copy.deepcopy(prefix)
+                cache.batch_repeat_interleave(len(chunk))
+                out.append(self._forward(chunk[:, common:], keep, use_cache=True, **cache_argument(cache)).logits)
+            return torch.cat(out)
+
+    def _forward(self, ids: torch.Tensor, keep: int, *, use_cache: bool = False, **kwargs: Any) -> Any:
+        return self.model(ids.to(self.device), logits_to_keep=keep, use_cache=use_cache, **kwargs)
+
+    def _prefix_sharing_is_exact(self, group: list[Prompt]) -> bool:
+        """Try the shared prefix once against reading whole prompts; a model that differs reads whole prompts."""
+        pair = [group[0], group[-1]]
+        answers = [p.answer_ids for p in pair]
+        plain = torch.log_softmax(self._logits(pair, answers, share=False).float(), dim=-1)
+        try:
+            shared = torch.log_softmax(self._logits(pair, answers, share=True).float(), dim=-1)
+        except (ValueError, TypeError, AttributeError, RuntimeError, NotImplementedError, IndexError):
+            return False
+        likely = plain > -10
+        difference = (plain - shared).abs()[likely].max().item() if bool(likely.any()) else 0.0
+        return difference <= _REUSE_TOLERANCE.get(self.model.dtype, 1e-3)
+
+
+def _judge(prompt: Prompt, picked: Any, log_probability: float, choices: tuple[float, ...]) -> Answer:
+    if not np.isfinite(log_probability):
+        return Answer(status="error", correct=False, log_probability=float("nan"), detail="non-finite logits")
+    matches = [int(p) == a for p, a in zip(picked, prompt.answer_ids)]
+    correct = all(matches)
+    length = len(matches) if correct else matches.index(False) + 1
+    output = tuple(int(p) for p in picked[:length])
+    well_formed = correct or not prompt.valid_first_ids or output[0] in prompt.valid_first_ids
+    return Answer(
+        status="ok" if well_formed else "wrong_format",
+        correct=correct,
+        log_probability=log_probability,
+        output_ids=output,
+        choice_log_probabilities=choices,
+    )
+
+
+def _common_prefix(ids_BT: torch.Tensor) -> int:
+    """Number of leading tokens that all rows share, at most T - 1."""
+    same_T = (ids_BT == ids_BT[:1]).all(dim=0)
+    differs = (~same_T).nonzero()
+    length = int(differs[0]) if len(differs) else ids_BT.shape[1]
+    return min(length, ids_BT.shape[1] - 1)
+
+
+def pick_dtype(config: Any, device: torch.device) -> torch.dtype:
+    """The model's own half precision on a GPU that has it; float32 on the CPU, where half is slower."""
+    stored = getattr(config, "dtype", None) or torch.float32
+    if isinstance(stored, str):
+        stored = getattr(torch, stored)
+    if device.type != "cuda":
+        return torch.float32
+    if stored == torch.bfloat16 and not torch.cuda.is_bf16_supported():
+        return torch.float16
+    assert isinstance(stored, torch.dtype)
+    return stored
+
+
+def load_part(loader: Any, path: str, what: str, **kwargs: Any) -> Any:
+    """Load a configuration, tokenizer or model; any failure becomes one line with a remedy.
+
+    Raises:
+        IsophaseError: naming the path and transformers' own reason.
+    """
+    looks_local = path.startswith((".", "/", "~")) or Path(path).exists()
+    if looks_local and not Path(path).expanduser().is_dir():
+        raise IsophaseError(
+            f"model folder {path!r} does not exist or is not a folder.",
+            "Give a folder with config.json and safetensors, or a hub id such as org/name.",
+        )
+    gguf = kwargs.get("gguf_file")
+    if gguf and looks_local and not (Path(path).expanduser() / gguf).is_file():
+        raise IsophaseError(f"GGUF file {gguf!r} is not in {path!r}.", "Give the file's name inside the folder.")
+    try:
+        return loader.from_pretrained(str(Path(path).expanduser()) if looks_local else path, **kwargs)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise IsophaseError(
+            f"cannot load the {what} of {path!r}: {reason}",
+            "Check the path; a hub id needs network access or a filled cache.",
+        ) from error

@@ -103,7 +103,10 @@ def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
                 raise IsophaseError(f"--set {key}: {parent!r} holds a single value.", "Check the recipe's keys.")
-        node[last] = yaml.safe_load(value)
+        try:
+            node[last] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise IsophaseError(f"--set {override!r}: the value is not YAML.", "For example --set seed=2.") from error
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
@@ -112,7 +115,9 @@ def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         raise IsophaseError(f"{path}: {where}: {first['msg']} (given: {first['input']!r}).", "See docs/training.md.") from error
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    if path.resolve() in above:
+        raise IsophaseError(f"recipe {str(path)!r} is its own base.", "Let `base` name another recipe.")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -124,7 +129,9 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     base = raw.pop("base", None)
     if base is None:
         return raw
-    merged = _read_yaml(path.parent / base)
+    if not isinstance(base, str):
+        raise IsophaseError(f"{path}: base: {base!r} is no file name.", "Name a recipe, relative to this one.")
+    merged = _read_yaml(path.parent / base, (*above, path.resolve()))
     for key, value in raw.items():
         old = merged.get(key)
         merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from isophase.probes.pairs import ASK_ID, FILLER_IDS, KEY_IDS, VALUE_IDS
 
@@ -37,6 +37,16 @@ class LookupStage(BaseModel):
         description="share of sequences in which most of the filler lies in one place, around one pair",
     )
 
+    @model_validator(mode="after")
+    def _check_fit(self) -> LookupStage:
+        if self.pairs > len(KEY_IDS):
+            raise ValueError(f"{self.pairs} pairs need as many distinct keys, and there are {len(KEY_IDS)}")
+        if 2 * self.pairs > self.context_tokens:
+            raise ValueError(f"{self.pairs} pairs do not fit into {self.context_tokens} context tokens")
+        if self.queries > self.pairs:
+            raise ValueError(f"{self.queries} queries are more than the {self.pairs} pairs")
+        return self
+
 
 class Batch(BaseModel):
     """Token ids and labels, int64 [batch, tokens]; labels are -100 where nothing is predicted."""
@@ -56,15 +66,8 @@ def lookup_batch(stage: LookupStage, rng: np.random.Generator) -> Batch:
 
     Returns:
         `context_tokens + 3 * queries` tokens per sequence.
-
-    Raises:
-        ValueError: if the pairs do not fit into the context, or there are more queries than pairs.
     """
     filler = stage.context_tokens - 2 * stage.pairs
-    if filler < 0 or stage.queries > stage.pairs:
-        raise ValueError(
-            f"{stage.pairs} pairs and {stage.queries} queries do not fit into {stage.context_tokens} context tokens"
-        )
     B, P, Q = stage.batch, stage.pairs, stage.queries
     rows = np.arange(B)[:, None]
     keys_BP = KEY_IDS[rng.random((B, len(KEY_IDS))).argsort(axis=1)[:, :P]]

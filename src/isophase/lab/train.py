@@ -9,11 +9,13 @@ import json
 import time
 from hashlib import sha256
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import nn
@@ -121,6 +123,12 @@ def build_model(recipe: Recipe) -> CompressedQwen3ForCausalLM:
     Raises:
         IsophaseError: for settings that the configuration refuses.
     """
+    # transformers takes any keyword: a misspelt `compression_stride` would train full attention.
+    if unknown := sorted(set(recipe.model) - set(CompressedQwen3Config().to_dict())):
+        raise IsophaseError(
+            f"recipe {recipe.name!r}: model: there is no setting {unknown[0]!r}.",
+            "The settings are those of CompressedQwen3Config.",
+        )
     try:
         config = CompressedQwen3Config(
             vocab_size=len(WORDS),
@@ -131,8 +139,10 @@ def build_model(recipe: Recipe) -> CompressedQwen3ForCausalLM:
             **recipe.model,
         )
         model = CompressedQwen3ForCausalLM(config)
-    except (ValueError, TypeError) as error:
-        raise IsophaseError(f"recipe {recipe.name!r}: model: {error}.", "Correct the recipe's `model` settings.") from error
+    except (ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
+        raise IsophaseError(
+            f"recipe {recipe.name!r}: model: {shorten(str(error), 300)}.", "Correct the recipe's `model` settings."
+        ) from error
     embeddings = model.get_input_embeddings().weight
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -26,7 +26,8 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
         **kwargs: as `transformers.Qwen3Config`.
 
     Raises:
-        ValueError: if only one of window and stride is given, or the stride exceeds the window.
+        ValueError: if only one of window and stride is given, the stride exceeds the window, or one of
+            them is no whole number.
 
     Source: Zhu et al., arXiv 2609.36322, controlled pretraining; DeepSeek V4 for the grid.
     """
@@ -41,6 +42,10 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
+        for name in ("compression_window", "compression_stride", "local_window"):
+            value = getattr(self, name)
+            if not isinstance(value, int) and not (value is None and name != "local_window"):
+                raise ValueError(f"{name}={value!r} must be a whole number of tokens")
         if (self.compression_window is None) != (self.compression_stride is None):
             raise ValueError(
                 f"compression_window={self.compression_window} and compression_stride={self.compression_stride}: "

@@ -79,10 +79,11 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.cumulative_length += keys_BKTH.shape[2]
         self.keys, self.values = entry_keys, entry_values
         keep = min(self.local_window - 1, keys.shape[2])
-        self.local_keys = keys[:, :, keys.shape[2] - keep :]
-        self.local_values = values[:, :, values.shape[2] - keep :]
+        # Copies: a slice would keep the tensors of the whole prompt alive.
+        self.local_keys = keys[:, :, keys.shape[2] - keep :].clone()
+        self.local_values = values[:, :, values.shape[2] - keep :].clone()
         still_open = self.cumulative_length % self.grid.stride_tokens + self.grid.overlap_tokens
-        self.open_hidden = hidden_BTD[:, max(0, hidden_BTD.shape[1] - still_open) :]
+        self.open_hidden = hidden_BTD[:, max(0, hidden_BTD.shape[1] - still_open) :].clone()
         self.is_initialized = True
         return torch.cat([entry_keys, keys], dim=2), torch.cat([entry_values, values], dim=2)
 

@@ -97,6 +97,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
 
         Raises:
             ValueError: for padding on the left, which would be pooled into entries.
+            TypeError: for another kind of cache on a compressed model.
         """
         cache = kwargs.pop("past_key_values", None) if cache is None else cache
         if (input_ids is None) == (inputs_embeds is None):
@@ -105,6 +106,8 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = CompressedCache(self.config)
+        if self.config.grid is not None and cache is not None and not isinstance(cache, CompressedCache):
+            raise TypeError(f"a {type(cache).__name__} cannot hold compressed entries; pass a CompressedCache, or none")
         past = cache.get_seq_length() if cache is not None else 0
         length = hidden.shape[1]
         refuse_unsafe_padding(attention_mask, past)

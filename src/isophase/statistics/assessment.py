@@ -47,7 +47,7 @@ class Assessment:
         axis_tokens: the stride, else the period named, else 8 or the largest period that fits.
         effect: half peak to trough that was held against the margin.
         margin: smallest effect that matters.
-        p_values: harmonic, omnibus, boundary; or scan.
+        p_values: harmonic, omnibus, boundary; or scan, that of its strongest period.
         p_values_adjusted: Holm; min-P for a scan.
         amplitude: half peak to trough of harmonic 1 of the axis.
         amplitude_debiased: the same less what noise adds.

@@ -72,8 +72,8 @@ def harmonic_sums(observations: Observations, period_tokens: int) -> ComplexArra
     """
     laps = observations.laps_for(period_tokens)
     # rfft has exp(-2 pi i ...); outcomes are real, so the conjugate has the sign of the definition.
-    lines = np.fft.rfft(observations.lap_means(period_tokens), axis=1)[:, 1:]
-    sums: ComplexArray = np.asarray(laps * np.conj(lines), dtype=np.complex128)
+    lines: ComplexArray = np.fft.rfft(observations.lap_means(period_tokens), axis=1)[:, 1:]
+    sums: ComplexArray = laps * lines.conj()
     return sums
 
 
@@ -88,7 +88,7 @@ def rayleigh(sums: ComplexArray) -> FloatArray:
     """
     power = np.abs(sums.sum(axis=0)) ** 2
     scatter = (np.abs(sums) ** 2).sum(axis=0)
-    return np.divide(power, scatter, out=np.zeros_like(power), where=scatter > 1e-20)
+    return as_float_array(np.divide(power, scatter, out=np.zeros_like(power), where=scatter > 1e-20))
 
 
 def within_item_sum(lap_means: FloatArray) -> float:

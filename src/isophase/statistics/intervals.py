@@ -95,7 +95,7 @@ def accuracy_interval(observations: Observations) -> tuple[float, float]:
     (effective sample size, Korn & Graubard 1998); it never exceeds the number of outcomes.
 
     Args:
-        observations: outcomes 0 and 1; missing ones are left out.
+        observations: missing outcomes are left out; real scores get the normal interval over items.
 
     Returns:
         Bounds; 0 and 1 where there is no outcome.
@@ -110,6 +110,9 @@ def accuracy_interval(observations: Observations) -> tuple[float, float]:
     items = int((counts > 0).sum())
     # Linearised variance of a ratio of item totals.
     spread = float(((hits - accuracy * counts) ** 2).sum()) / total**2 * items / max(items - 1, 1)
+    if not observations.binary:
+        half = float(norm.ppf(0.975)) * spread**0.5
+        return accuracy - half, accuracy + half
     effective = float(total)
     if spread > 0:
         effective = min(effective, accuracy * (1 - accuracy) / spread)

@@ -152,7 +152,7 @@ def scan_periods(
     draws = np.round(draws, _Z_DECIMALS)
     adjusted = min_p(draws, alpha)
 
-    significant = [period for period, p in zip(tested, adjusted.p_adjusted, strict=True) if p <= alpha]
+    significant = [period for period, p in zip(tested, adjusted.p_adjusted, strict=True) if p < alpha]
     critical = dict(zip(tested, adjusted.critical.tolist(), strict=True))
     named = attribute_period(centred, significant, critical)
     effects = tuple(estimate_amplitude(observations, period) for period in tested)

@@ -59,9 +59,9 @@ def assess(
     *sensitive*: an adjusted p is below 0.05 and the effect reaches the margin. The effect is half peak to
     trough, as measured by the tests that reject, each free of the upward bias of noise:
 
-    - harmonic 1 and the scan: the debiased amplitude;
-    - Cochran's Q: the larger of that and half the cross-fitted gap. One bad residue of 128 has an amplitude
-      of 2 / 128 of its depth in every harmonic, but is half its depth from peak to trough;
+    - harmonic 1: the debiased amplitude;
+    - Cochran's Q and the scan: the larger of that and half the cross-fitted gap. One bad residue of 128 has
+      an amplitude of 2 / 128 of its depth in every harmonic, but swings by half its depth;
     - boundary: half the difference, less its noise.
 
     *none*: no adjusted p is below 0.05 and the 95 % upper limit of the amplitude (after a scan, the largest
@@ -126,8 +126,7 @@ def assess(
             p_values["boundary"] = boundary.p_value
         p_adjusted = dict(zip(p_values, holm(list(p_values.values())).tolist(), strict=True))
     elif not stride and scan is not None and scan.tests:
-        by_period = {entry.period_tokens: entry for entry in scan.tests}
-        leading = by_period[named] if named else min(scan.tests, key=lambda entry: entry.p_adjusted)
+        leading = min(scan.tests, key=lambda entry: (entry.p_adjusted, -entry.z))
         p_values, p_adjusted = {"scan": leading.p_value}, {"scan": leading.p_adjusted}
 
     obstacles = _obstacles(described, usable, stride, scan)
@@ -142,9 +141,8 @@ def assess(
     else:
         assert scan is not None
         significant = ["scan"] if named else []
-        decision = _decide(
-            significant, {"scan": effect.debiased}, scan.effects, margin, len(scan.tests), usable
-        )
+        sizes = {"scan": max(effect.debiased, gap.points / 200.0)}
+        decision = _decide(significant, sizes, scan.effects, margin, len(scan.tests), usable)
 
     table = table_by_residue(described, axis)
     accuracy = float(np.nanmean(described.outcomes)) if described.prompts else 0.0

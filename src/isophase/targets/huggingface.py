@@ -8,15 +8,18 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging as transformers_logging
 
 import isophase.models.qwen3  # noqa: F401  registers our models with AutoModelForCausalLM
 from isophase.errors import IsophaseError
@@ -28,6 +31,8 @@ from isophase.targets.strides import Grid, grids_of
 # Largest difference in log-probability between reading a prompt in one go and through a shared
 # prefix that still counts as rounding, by dtype.
 _REUSE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+# A shorter common prefix is not worth a forward pass of its own.
+_SHORTEST_PREFIX_TOKENS = 16
 _BATCH_TOKENS = 16_384
 
 
@@ -100,9 +105,20 @@ class HuggingFaceTarget:
     def model(self) -> PreTrainedModel:
         """The model, loaded on first use: planning and showing prompts need only the tokenizer."""
         if self._model is None:
-            model = load_part(
-                AutoModelForCausalLM, self.path, "model", dtype=pick_dtype(self.config, self.device), **self._extra
+            model, loading = load_part(
+                AutoModelForCausalLM,
+                self.path,
+                "model",
+                dtype=pick_dtype(self.config, self.device),
+                output_loading_info=True,
+                **self._extra,
             )
+            # transformers fills what is missing with random numbers and goes on.
+            if missing := sorted(loading["missing_keys"]):
+                raise IsophaseError(
+                    f"the weights of {self.path!r} lack {len(missing)} parameters, such as {missing[0]!r}.",
+                    "The download is incomplete, or the weights belong to another configuration.",
+                )
             self._model = model.to(self.device).eval()
         return self._model
 
@@ -148,29 +164,45 @@ class HuggingFaceTarget:
         Whether an answer is right is decided by teacher forcing: the most likely token at every
         position of the answer is the answer's own, which is what greedy decoding would give.
         """
-        for _, group in groupby(prompts, key=lambda p: (p.item, len(p.ids), len(p.answer_ids))):
-            yield from self._answer_group(list(group))
+        for _, group in groupby(prompts, key=_shape):
+            yield from self._answer_or_error(list(group))
 
-    def _answer_group(self, group: list[Prompt]) -> Iterator[Answer]:
-        if self._shares_prefix is None:
-            self._shares_prefix = self._prefix_sharing_is_exact(group)
-        logits_BAV = self._logits(group, [p.answer_ids for p in group], share=self._shares_prefix)
+    def _answer_or_error(self, group: list[Prompt]) -> list[Answer]:
+        """Answers of a group; where reading it fails, of each prompt alone, so that the others go on."""
+        try:
+            return self._answer_group(group)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if len(group) > 1:
+                return [answer for prompt in group for answer in self._answer_or_error([prompt])]
+            detail = f"{type(error).__name__}: {shorten(str(error), 200)}"
+            return [Answer(status="error", correct=False, log_probability=float("nan"), detail=detail)]
+
+    def _answer_group(self, group: list[Prompt]) -> list[Answer]:
+        share = self._may_share(group)
+        logits_BAV = self._logits(group, [p.answer_ids for p in group], share=share)
         log_p_BAV = torch.log_softmax(logits_BAV.float(), dim=-1)
         picked_BA = log_p_BAV.argmax(dim=-1).cpu().numpy()
         answers_BA = torch.tensor([p.answer_ids for p in group], device=log_p_BAV.device)
         log_p_B = log_p_BAV.gather(-1, answers_BA[..., None])[..., 0].double().sum(dim=1).cpu().numpy()
-        choices = [self._choice_log_probabilities(group, log_p_BAV, n) for n in range(len(group[0].choices))]
-        for row, prompt in enumerate(group):
-            yield _judge(prompt, picked_BA[row], float(log_p_B[row]), tuple(float(c[row]) for c in choices))
+        choices = [
+            self._choice_log_probabilities(group, log_p_BAV, choice, share=share)
+            for choice in range(len(group[0].choices))
+        ]
+        return [
+            _judge(prompt, picked_BA[row], float(log_p_B[row]), tuple(float(c[row]) for c in choices))
+            for row, prompt in enumerate(group)
+        ]
 
-    def _choice_log_probabilities(self, group: list[Prompt], log_p_BAV: torch.Tensor, choice: int) -> list[float]:
+    def _choice_log_probabilities(
+        self, group: list[Prompt], log_p_BAV: torch.Tensor, choice: int, *, share: bool
+    ) -> list[float]:
         """Log-probability of each prompt's n-th other choice."""
         ids = [p.choices[choice] for p in group]
         if all(len(i) == 1 for i in ids):
             first_B = torch.tensor([i[0] for i in ids], device=log_p_BAV.device)
             values: list[float] = log_p_BAV[:, 0].gather(-1, first_B[:, None])[:, 0].double().tolist()
             return values
-        logits = self._logits(group, ids, share=bool(self._shares_prefix)).float()
+        logits = self._logits(group, ids, share=share).float()
         ids_BA = torch.tensor(ids, device=logits.device)
         totals = torch.log_softmax(logits, dim=-1).gather(-1, ids_BA[..., None])[..., 0].double().sum(dim=1)
         values = totals.tolist()
@@ -182,23 +214,33 @@ class HuggingFaceTarget:
             np.stack([np.concatenate([p.ids, np.asarray(a[:-1], dtype=np.int32)]) for p, a in zip(group, answers)])
         ).long()
         keep = len(answers[0])
-        common = _common_prefix(ids_BT) if share and len(group) > 1 else 0
+        common = _common_prefix(ids_BT, keep) if share and len(group) > 1 else 0
         rows = max(1, self.batch_tokens // ids_BT.shape[1])
         chunks = list(ids_BT.split(rows))
         with torch.inference_mode():
-            if common < 16 or ids_BT.shape[1] - common < keep:
+            if common < _SHORTEST_PREFIX_TOKENS:
                 return torch.cat([self._forward(chunk, keep).logits for chunk in chunks])
             prefix = cache_of(self._forward(ids_BT[:1, :common], 1, use_cache=True))
             out = []
             for n, chunk in enumerate(chunks):
                 # A forward pass changes the cache, so all but the last chunk work on a copy.
                 cache = prefix if n == len(chunks) - 1 else copy.deepcopy(prefix)
-                cache.batch_repeat_interleave(len(chunk))
+                # One row becomes many: reordering, which beam search needs, is what every cache can do.
+                cache.reorder_cache(torch.zeros(len(chunk), dtype=torch.long, device=self.device))
                 out.append(self._forward(chunk[:, common:], keep, use_cache=True, **cache_argument(cache)).logits)
             return torch.cat(out)
 
     def _forward(self, ids: torch.Tensor, keep: int, *, use_cache: bool = False, **kwargs: Any) -> Any:
         return self.model(ids.to(self.device), logits_to_keep=keep, use_cache=use_cache, **kwargs)
+
+    def _may_share(self, group: list[Prompt]) -> bool:
+        """Whether to read a group through its common prefix; decided by the first group that has one."""
+        if self._shares_prefix is None:
+            ids_BT = torch.from_numpy(np.stack([p.ids for p in (group[0], group[-1])]))
+            if len(group) < 2 or _common_prefix(ids_BT, 1) < _SHORTEST_PREFIX_TOKENS:
+                return False
+            self._shares_prefix = self._prefix_sharing_is_exact(group)
+        return self._shares_prefix
 
     def _prefix_sharing_is_exact(self, group: list[Prompt]) -> bool:
         """Try the shared prefix once against reading whole prompts; a model that differs reads whole prompts."""
@@ -231,12 +273,17 @@ def _judge(prompt: Prompt, picked: Any, log_probability: float, choices: tuple[f
     )
 
 
-def _common_prefix(ids_BT: torch.Tensor) -> int:
-    """Number of leading tokens that all rows share, at most T - 1."""
+def _shape(prompt: Prompt) -> tuple[int, int, int, tuple[int, ...]]:
+    """What neighbours must have in common to be read together."""
+    return prompt.item, len(prompt.ids), len(prompt.answer_ids), tuple(len(ids) for ids in prompt.choices)
+
+
+def _common_prefix(ids_BT: torch.Tensor, keep: int) -> int:
+    """Number of leading tokens that all rows share, at most T - keep: the rest predicts the answer."""
     same_T = (ids_BT == ids_BT[:1]).all(dim=0)
     differs = (~same_T).nonzero()
     length = int(differs[0]) if len(differs) else ids_BT.shape[1]
-    return min(length, ids_BT.shape[1] - 1)
+    return min(length, ids_BT.shape[1] - keep)
 
 
 def pick_dtype(config: Any, device: torch.device) -> torch.dtype:
@@ -268,10 +315,26 @@ def load_part(loader: Any, path: str, what: str, **kwargs: Any) -> Any:
     if gguf and looks_local and not (Path(path).expanduser() / gguf).is_file():
         raise IsophaseError(f"GGUF file {gguf!r} is not in {path!r}.", "Give the file's name inside the folder.")
     try:
-        return loader.from_pretrained(str(Path(path).expanduser()) if looks_local else path, **kwargs)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not looks_local:
+            return loader.from_pretrained(path, **kwargs)
+        with _no_progress_bars():
+            return loader.from_pretrained(str(Path(path).expanduser()), **kwargs)
+    # Third-party readers of third-party files raise anything; all of it means the same to the user.
+    except Exception as error:
+        reason = shorten(str(error), 300) or type(error).__name__
         raise IsophaseError(
             f"cannot load the {what} of {path!r}: {reason}",
             "Check the path; a hub id needs network access or a filled cache.",
         ) from error
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Hide transformers' bars while a local folder is read; a download keeps its own."""
+    shown = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            transformers_logging.enable_progress_bar()

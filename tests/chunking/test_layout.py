@@ -1,4 +1,4 @@
-"""The fixed grid: every token in exactly one stride, in `W/S` windows, and nothing visible before it closes."""
+"""The fixed grid: every token in exactly one stride and in `W/S` windows, none visible too early."""
 
 from __future__ import annotations
 

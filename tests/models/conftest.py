@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -92,7 +93,7 @@ def read() -> Read:
         edges = [0, *(cuts or []), ids_BT.shape[1]]
         logits = [
             model(ids_BT[:, first:last], use_cache=True, **cache_argument(memory)).logits
-            for first, last in zip(edges, edges[1:], strict=False)
+            for first, last in pairwise(edges)
         ]
         return torch.cat(logits, dim=1), memory
 

@@ -48,7 +48,7 @@ def test_memory_really_shrinks(make_model, read, draw_ids) -> None:
 
 
 def test_reset_forgets_everything(make_model, read, draw_ids) -> None:
-    """A short prompt after another request reads as on a fresh memory (reported of a reference compressor)."""
+    """A short prompt after another request reads as on a fresh memory (a fault reported elsewhere)."""
     model = make_model(8, 4)
     for tokens in (1, 2, 3, 4, 5, 9):
         _, memory = read(model, draw_ids(1, 21, seed=1), [10])

@@ -27,7 +27,9 @@ def rotate(x_H: torch.Tensor, position: int, theta: float) -> torch.Tensor:
     return out
 
 
-def entry_of(branch: Any, hidden_TD: torch.Tensor, entry: int, head: int, window: int, stride: int) -> torch.Tensor:
+def entry_of(
+    branch: Any, hidden_TD: torch.Tensor, entry: int, head: int, window: int, stride: int
+) -> torch.Tensor:
     """`sum_i softmax_i(Z_i h_i + b_i) C_i h_i` over the slots that hold a token."""
     start = (entry + 1) * stride - window
     width = branch.head_width
@@ -53,7 +55,9 @@ def attention(layer: Any, hidden_TD: torch.Tensor, config: Any) -> torch.Tensor:
             kv = q // groups
             rows = slice(kv * H, (kv + 1) * H)
             query = rotate(
-                rms_norm(attn.q_proj.weight[q * H : (q + 1) * H] @ hidden_TD[t], attn.q_norm.weight, eps), t, theta
+                rms_norm(attn.q_proj.weight[q * H : (q + 1) * H] @ hidden_TD[t], attn.q_norm.weight, eps),
+                t,
+                theta,
             )
             keys, values = [], []
             first_local = 0 if grid is None else max(0, t - config.local_window + 1)

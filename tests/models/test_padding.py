@@ -43,7 +43,10 @@ def test_padding_before_a_continuation_is_refused(make_model, draw_ids) -> None:
         model(ids, attention_mask=torch.cat([mask, torch.ones(1, 6)], 1).long(), **cache_argument(memory))
     with pytest.raises(ValueError, match="equal length or pad on the right"):
         model.generate(
-            draw_ids(2, 6), attention_mask=torch.cat([mask, torch.ones_like(mask)]), max_new_tokens=3, do_sample=False
+            draw_ids(2, 6),
+            attention_mask=torch.cat([mask, torch.ones_like(mask)]),
+            max_new_tokens=3,
+            do_sample=False,
         )
 
 

@@ -130,7 +130,10 @@ def test_initialisation_follows_the_configuration() -> None:
         ({"compression_window": 4, "compression_stride": 0}, ["stride 0", "at least 1"]),
         ({"compression_window": 4.5, "compression_stride": 4}, ["compression_window=4.5", "whole number"]),
         ({"compression_window": 4, "compression_stride": "4"}, ["compression_stride='4'", "whole number"]),
-        ({"compression_window": 4, "compression_stride": 4, "local_window": 0}, ["local_window=0", "at least 1"]),
+        (
+            {"compression_window": 4, "compression_stride": 4, "local_window": 0},
+            ["local_window=0", "at least 1"],
+        ),
         ({"local_window": None}, ["local_window=None", "whole number"]),
     ],
 )

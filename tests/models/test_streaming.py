@@ -109,7 +109,9 @@ def test_rows_do_not_depend_on_each_other(make_model, read, draw_ids) -> None:
         for row in range(3):
             alone, alone_memory = read(model, ids[row : row + 1], [5, 13])
             torch.testing.assert_close(together[row : row + 1], alone, **TIGHT)
-            torch.testing.assert_close(memory.layers[1].keys[row : row + 1], alone_memory.layers[1].keys, **TIGHT)
+            torch.testing.assert_close(
+                memory.layers[1].keys[row : row + 1], alone_memory.layers[1].keys, **TIGHT
+            )
 
 
 def test_embeddings_instead_of_ids(make_model, draw_ids) -> None:

@@ -1,0 +1,1 @@
+"""An audit: plan, ask resumably, assess, report."""

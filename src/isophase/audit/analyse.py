@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,15 +24,15 @@ from isophase.audit.schema import (
     TrendBin,
 )
 from isophase.audit.settings import Part, Plan
+from isophase.audit.store import ANSWERS, MANIFEST
 from isophase.errors import IsophaseError
 from isophase.probes import CompletionProbe, Probe, build_probe
 from isophase.probes.completion import SHORTEST_TOKENS
 from isophase.probes.prompt import Tokenizer
 from isophase.statistics import Assessment, Observations, assess, wilson
-from isophase.targets.base import Answer
+from isophase.targets.base import Answer, AnswerStatus
 
 _TREND_BINS = 8
-_STATUSES = ("ok", "wrong_format", "truncated", "error")
 
 
 def build_report(folder: Path, tokenizer_of: Callable[[str], Tokenizer]) -> Report:
@@ -51,8 +51,17 @@ def build_report(folder: Path, tokenizer_of: Callable[[str], Tokenizer]) -> Repo
     plan, answers, manifest = load_run(folder)
     if manifest is None:
         raise IsophaseError(
-            f"the run in {str(folder)!r} is not complete: {len(answers)} of {plan.rows} prompts are answered.",
+            f"the run in {str(folder)!r} is not complete: {len(answers)} of {plan.rows} "
+            "prompts are answered.",
             "Repeat the `isophase audit` command that began it; it resumes.",
+        )
+    missing = sum(row not in answers for row in range(plan.rows))
+    if missing:
+        raise IsophaseError(
+            f"{str(folder / ANSWERS)!r} is damaged: {missing} of {plan.rows} answers are "
+            "missing from a complete run.",
+            f"Restore it; or remove {MANIFEST} there and repeat the `isophase audit` "
+            "command that began the run.",
         )
     findings = [analyse_part(plan, part, answers, tokenizer_of(part.target), manifest) for part in plan.parts]
     lead = findings[0]
@@ -91,15 +100,17 @@ def observe(part: Part, answers: Mapping[int, Answer], tokenizer: Tokenizer) -> 
     probe = build_probe(part.probe, tokenizer)
     rows = [answers[row] for row in range(part.first_row, part.first_row + part.rows)]
     width = probe.window_tokens
-    first = [probe.prompt(item * width) for item in range(probe.items)]
-    positions = np.array([p.position_tokens for p in first])[:, None] + np.arange(width)
+    # One prompt at a time: a long one takes megabytes.
+    starts = [probe.prompt(item * width).position_tokens for item in range(probe.items)]
+    positions = np.array(starts)[:, None] + np.arange(width)
+    first = probe.prompt(0)
     outcomes = _outcomes(rows, part.probe.probe).reshape(probe.items, width)
     return Observed(
         probe=probe,
         rows=rows,
-        observations=Observations(outcomes, positions, first[0].span_tokens),
+        observations=Observations(outcomes, positions, first.span_tokens),
         log_probabilities=np.array([a.log_probability for a in rows]).reshape(probe.items, width),
-        length_tokens=len(first[0].ids),
+        length_tokens=len(first.ids),
     )
 
 
@@ -116,6 +127,7 @@ def analyse_part(
     outcomes, positions = seen.observations.outcomes, seen.observations.positions
     rows, probe = seen.rows, seen.probe
     settings = plan.settings
+    has_control = any(other.role == "control" and other.probe == part.probe for other in plan.parts)
     result = assess(
         seen.observations,
         part.stride_tokens,
@@ -124,8 +136,8 @@ def analyse_part(
         seed=part.probe.seed,
         log_probabilities=seen.log_probabilities,
     )
+    statuses: Counter[str] = Counter(a.status for a in rows)
     strip = _strip(probe, rows, result.axis_tokens) if isinstance(probe, CompletionProbe) else None
-    seconds = manifest["parts"][f"{part.target} {part.probe.probe}"]["seconds"]
     return Finding(
         role=part.role,
         target=part.target,
@@ -133,7 +145,7 @@ def analyse_part(
         verdict=result.verdict,
         sentence=words.sentence(part, result),
         reasons=words.reasons(part, result),
-        advice=words.advice(part, result),
+        advice=words.advice(part, result, has_control=has_control),
         stride_tokens=part.stride_tokens,
         stride_source=part.stride_source,
         period_tokens=result.period_tokens,
@@ -169,7 +181,8 @@ def analyse_part(
                 p_adjusted=t.p_adjusted,
                 amplitude=t.amplitude,
                 amplitude_upper=t.amplitude_upper,
-                control=t.period_tokens % 2 == 1,
+                control=t.control,
+                explained_by_tokens=t.explained_by_tokens,
             )
             for t in result.scan
         ],
@@ -182,11 +195,21 @@ def analyse_part(
         dropped_items=result.dropped_items,
         records=part.probe.records,
         length_tokens=seen.length_tokens,
-        statuses={status: n for status in _STATUSES if (n := Counter(a.status for a in rows)[status])},
+        statuses={status: statuses[status] for status in get_args(AnswerStatus) if statuses[status]},
         more_prompts_to_decide=result.more_prompts_to_decide,
         seed=part.probe.seed,
-        seconds=seconds,
+        seconds=_seconds(manifest, part),
     )
+
+
+def _seconds(manifest: Mapping[str, Any], part: Part) -> float:
+    try:
+        return float(manifest["parts"][f"{part.target} {part.probe.probe}"]["seconds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise IsophaseError(
+            f"{MANIFEST} is damaged: it does not say how long {part.target} took on {part.probe.probe}.",
+            "Remove it and repeat the `isophase audit` command that began the run; no answer is lost.",
+        ) from error
 
 
 def _outcomes(rows: list[Answer], probe: str) -> npt.NDArray[np.float64]:
@@ -195,7 +218,9 @@ def _outcomes(rows: list[Answer], probe: str) -> npt.NDArray[np.float64]:
         # The probe asks which of two numbers the model prefers, not whether either is its first choice.
         return np.array(
             [
-                float(a.log_probability > a.choice_log_probabilities[0]) if a.choice_log_probabilities else np.nan
+                float(a.log_probability > a.choice_log_probabilities[0])
+                if a.choice_log_probabilities
+                else np.nan
                 for a in rows
             ]
         )
@@ -265,7 +290,9 @@ def _strip(probe: CompletionProbe, rows: list[Answer], axis: int) -> CompletionS
         filler_tokens=lengths,
         p_right=_or_none(right),
         p_wrong=_or_none(wrong),
-        right_wins_by_phase=[float(wins[:, phases == r].mean()) if (phases == r).any() else None for r in range(axis)],
+        right_wins_by_phase=[
+            float(wins[:, phases == r].mean()) if (phases == r).any() else None for r in range(axis)
+        ],
         rankings=int(wins.size),
         rankings_right=int(wins.sum()),
     )

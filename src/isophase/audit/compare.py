@@ -13,8 +13,8 @@ from isophase.audit.plan import OpenTarget
 from isophase.audit.run import load_run
 from isophase.audit.settings import Part, Plan
 from isophase.errors import IsophaseError
-from isophase.probes.prompt import Tokenizer
-from isophase.statistics import Observations, paired_contrast
+from isophase.probes import Probe, Tokenizer
+from isophase.statistics import paired_contrast
 
 
 class Comparison(BaseModel):
@@ -62,7 +62,8 @@ class Comparison(BaseModel):
             f"gap        {self.gap_points[0]:.1f} against {self.gap_points[1]:.1f} points, "
             f"difference {self.gap_difference_points:+.1f} (95 % {gap_low:+.1f} to {gap_high:+.1f})",
             "p-values   " + ", ".join(f"{name} {p:.2g}" for name, p in self.p_values.items()),
-            "by phase   " + "  ".join(f"{r}: {d:+.1f}" for r, d in enumerate(self.difference_by_phase_points)),
+            "by phase   "
+            + "  ".join(f"{r}: {d:+.1f}" for r, d in enumerate(self.difference_by_phase_points)),
         ]
         return lines
 
@@ -71,8 +72,9 @@ def compare_runs(first: Path, second: Path, opener: Callable[[str | None], OpenT
     """The paired contrast of the lead findings of two runs.
 
     Args:
-        first: run folder; its report decides the phase axis.
-        second: run folder that asked the same items; the part with the same probe is used.
+        first: run folder; its first part is compared, its report decides the phase axis.
+        second: run folder; the first part that was asked the same items is compared. The same folder
+            again: the first such part of another model.
         opener: gives an opener of targets for a GGUF file name or None.
 
     Returns:
@@ -81,20 +83,25 @@ def compare_runs(first: Path, second: Path, opener: Callable[[str | None], OpenT
     Raises:
         IsophaseError: if a run is not complete or did not ask the same items.
     """
-    reports, observations, parts = [], [], []
+    reports, seen = [], []
+    parts: list[Part] = []
     for folder in (first, second):
-        plan, _, _ = load_run(folder)
+        plan, answers, _ = load_run(folder)
         open_target = opener(plan.settings.gguf_file)
 
         def tokenizer_of(spec: str, open_target: OpenTarget = open_target) -> Tokenizer:
             return open_target(spec).tokenizer
 
         reports.append(build_report(folder, tokenizer_of))
-        part = _matching_part(plan, parts[0] if parts else None, folder)
+        one_run = first.resolve() == second.resolve()
+        part = _matching_part(plan, parts[0], folder, one_run) if parts else plan.parts[0]
         parts.append(part)
-        observations.append(_observations(folder, part, tokenizer_of))
+        seen.append(observe(part, answers, tokenizer_of(part.target)))
     try:
-        found = paired_contrast(*observations, reports[0].axis_tokens, seed=parts[0].probe.seed)
+        _check_prompts(seen[0].probe, seen[1].probe)
+        found = paired_contrast(
+            seen[0].observations, seen[1].observations, reports[0].axis_tokens, seed=parts[0].probe.seed
+        )
     except ValueError as error:
         raise IsophaseError(
             f"{str(first)!r} and {str(second)!r} cannot be compared: {error}.",
@@ -107,8 +114,10 @@ def compare_runs(first: Path, second: Path, opener: Callable[[str | None], OpenT
     low, high = found.gap_interval_points
     differs = found.omnibus_p_value < 0.05
     sentence = (
-        f"{a.target} and {b.target} {'differ' if differs else 'do not differ detectably'} in how accuracy depends on "
-        f"the phase (p = {found.omnibus_p_value:.2g}): gap {found.gap_points:+.1f} points (95 % {low:+.1f} to {high:+.1f}), "
+        f"{a.target} and {b.target} {'differ' if differs else 'do not differ detectably'} "
+        "in how accuracy depends on "
+        f"the phase (p = {found.omnibus_p_value:.2g}): gap {found.gap_points:+.1f} points "
+        f"(95 % {low:+.1f} to {high:+.1f}), "
         f"accuracy {found.accuracy_points:+.1f} points, on {found.items} items."
     )
     return Comparison(
@@ -129,16 +138,13 @@ def compare_runs(first: Path, second: Path, opener: Callable[[str | None], OpenT
     )
 
 
-def _matching_part(plan: Plan, other: Part | None, folder: Path) -> Part:
-    """The part to compare: the first one, or the one that asked what `other` asked."""
-    if other is None:
-        return plan.parts[0]
-    for part in plan.parts:
-        if part.probe == other.probe and part.target != other.target:
-            return part
-    for part in plan.parts:
-        if part.probe == other.probe:
-            return part
+def _matching_part(plan: Plan, other: Part, folder: Path, one_run: bool) -> Part:
+    """The part that asked what `other` asked; within one run, of another model if there is one."""
+    matching = [part for part in plan.parts if part.probe == other.probe]
+    if one_run:
+        matching.sort(key=lambda part: part.target == other.target)
+    if matching:
+        return matching[0]
     raise IsophaseError(
         f"no part of {str(folder)!r} asked the same prompts ({other.probe.probe}, {other.probe.items} items, "
         f"{other.probe.records} records, {other.probe.length_tokens} tokens, seed {other.probe.seed}).",
@@ -146,6 +152,13 @@ def _matching_part(plan: Plan, other: Part | None, folder: Path) -> Part:
     )
 
 
-def _observations(folder: Path, part: Part, tokenizer_of: Callable[[str], Tokenizer]) -> Observations:
-    _, answers, _ = load_run(folder)
-    return observe(part, answers, tokenizer_of(part.target)).observations
+def _check_prompts(first: Probe, second: Probe) -> None:
+    """Equal settings give equal prompts only with equal tokenizers.
+
+    Raises:
+        ValueError: if an item differs.
+    """
+    for item in range(first.items):
+        ids, others = (probe.prompt(item * probe.window_tokens).ids for probe in (first, second))
+        if not np.array_equal(ids, others):
+            raise ValueError("the models were asked different token ids, because their tokenizers differ")

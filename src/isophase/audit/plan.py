@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from isophase import __version__
 from isophase.audit.settings import AuditSettings, Part, Plan, Role, StrideSource
 from isophase.errors import IsophaseError
-from isophase.probes import Probe, ProbeSettings, build_probe
+from isophase.probes import Probe, ProbeSettings, Tokenizer, build_probe
 from isophase.statistics import DEFAULT_PERIODS, detectable_amplitude
 from isophase.targets.base import Target
 
@@ -27,6 +27,13 @@ _RECORDS_WITHOUT_PILOT = 16
 _PILOT_AIM = (0.6, 0.9)
 _PILOT_RECORDS = (128, 64, 32, 16, 8, 4, 2)
 _PILOT_ITEMS, _PILOT_COLUMNS = 8, (0, 12)
+
+_OPTIONS = {
+    "length_tokens": "--length",
+    "window_tokens": "--window",
+    "key_tokens": "--key-tokens",
+    "value_tokens": "--value-tokens",
+}
 
 OpenTarget = Callable[[str], Target]
 
@@ -68,6 +75,7 @@ def make_plan(settings: AuditSettings, open_target: OpenTarget, *, pilot: bool) 
             try:
                 probe = build_probe(proposal, target.tokenizer)
                 _check_length(probe, target)
+                _check_window(probe, stride, spec)
             except IsophaseError as error:
                 if len(settings.probes) == 1:
                     raise
@@ -113,18 +121,25 @@ def check_settings(settings: AuditSettings) -> None:
     for name, limit in lowest.items():
         value = getattr(settings, name)
         if value is not None and value < limit:
-            option = "--" + name.removesuffix("_tokens")
-            raise IsophaseError(f"{option} is {value}; it must be at least {limit}.", f"Give {option} {limit} or more.")
+            option = _OPTIONS.get(name, "--" + name)
+            raise IsophaseError(
+                f"{option} is {value}; it must be at least {limit}.", f"Give {option} {limit} or more."
+            )
     if isinstance(settings.stride, int) and settings.stride < 2:
-        raise IsophaseError(f"--stride is {settings.stride}; it must be at least 2.", "Give auto, scan or 2 and up.")
+        raise IsophaseError(
+            f"--stride is {settings.stride}; it must be at least 2.", "Give auto, scan or 2 and up."
+        )
     if not 0 < settings.margin < 0.5:
-        raise IsophaseError(f"--margin is {settings.margin}; it must lie between 0 and 0.5.", "The usual one is 0.02.")
+        raise IsophaseError(
+            f"--margin is {settings.margin}; it must lie between 0 and 0.5.", "The usual one is 0.02."
+        )
     if settings.seed < 0:
         raise IsophaseError(f"--seed is {settings.seed}; it must not be negative.", "Give 0 or more.")
     window = settings.window_tokens
     if window is not None and isinstance(settings.stride, int) and settings.stride > window:
         raise IsophaseError(
-            f"--stride {settings.stride} is larger than the window of {window} positions: not every phase would be asked.",
+            f"--stride {settings.stride} is larger than the window of {window} positions: "
+            "not every phase would be asked.",
             f"Give --window {settings.stride} or more.",
         )
 
@@ -166,8 +181,9 @@ def _probe_settings(settings: AuditSettings, probe_name: str, lead: Target, reco
         )
     except ValidationError as error:
         first = error.errors()[0]
+        name = str(first["loc"][0])
         raise IsophaseError(
-            f"--{str(first['loc'][0]).removesuffix('_tokens')} is {first['input']!r}: {first['msg']}.",
+            f"{_OPTIONS.get(name, '--' + name)} is {first['input']!r}: {first['msg'].lower()}.",
             "See `isophase audit --help`.",
         ) from error
 
@@ -181,6 +197,26 @@ def _check_length(probe: Probe, target: Target) -> None:
             f"prompts of {length} tokens exceed the {limit} that {target.name} can read.",
             f"Give --length {limit - len(first.answer_ids) + 1} or less.",
         )
+
+
+def _check_window(probe: Probe, stride: int | None, spec: str) -> None:
+    if stride is not None and stride > probe.window_tokens:
+        remedy = (
+            "Audit it with --probe records."
+            if probe.name == "completion"
+            else f"Give --window {stride} or more."
+        )
+        raise IsophaseError(
+            f"the stride of {spec} is {stride} tokens, larger than the {probe.name} probe's window of "
+            f"{probe.window_tokens} positions: not every phase would be asked.",
+            remedy,
+        )
+
+
+def needs_pilot(settings: AuditSettings, open_target: OpenTarget) -> bool:
+    """Whether an audit would ask a few questions first, to choose the number of records."""
+    known = settings.records or open_target(settings.targets[0]).defaults.records
+    return known is None and settings.probes != ("completion",)
 
 
 def _records(
@@ -208,16 +244,17 @@ def _records(
         if measured >= _PILOT_AIM[0]:
             break
     assert chosen is not None
-    # Nothing reached the aim: take what came nearest rather than the last tried.
+    # Nothing reached the aim: take what came nearest rather than the last tried; of equals, the fewest.
     if accuracy[str(chosen)] < _PILOT_AIM[0]:
-        chosen = int(max(accuracy, key=lambda count: accuracy[count]))
+        chosen = min(map(int, accuracy), key=lambda count: (-accuracy[str(count)], count))
     return chosen, accuracy
 
 
 def _pilot_accuracy(probe: Probe, target: Target) -> float:
     columns = [c % probe.window_tokens for c in _PILOT_COLUMNS]
     prompts = [probe.prompt(item * probe.window_tokens + c) for item in range(_PILOT_ITEMS) for c in columns]
-    return float(np.mean([answer.correct for answer in target.answer(prompts)]))
+    judged = [answer.correct for answer in target.answer(prompts) if answer.status in ("ok", "wrong_format")]
+    return float(np.mean(judged)) if judged else 0.0
 
 
 def batches(part: Part, width: int, grouped: bool) -> list[list[int]]:
@@ -243,25 +280,39 @@ class Outlook:
 
     Attributes:
         prompts: prompts of this part.
+        items: items of this part.
+        window_tokens: positions per item.
+        length_tokens: tokens of the longest prompt.
         tokens: tokens that the model would read without sharing prefixes.
         residues: residues covered of each period that can be tested, `{period: positions per item}`.
         detectable_amplitude: amplitude found with 90 % power at an accuracy of 80 %.
     """
 
     prompts: int
+    items: int
+    window_tokens: int
+    length_tokens: int
     tokens: int
     residues: dict[int, int]
     detectable_amplitude: float
 
 
-def outlook(part: Part) -> Outlook:
+def outlook(part: Part, tokenizer: Tokenizer) -> Outlook:
     """Coverage, cost and power of one part of a plan."""
-    window = part.probe.window_tokens
-    periods: Sequence[int] = [part.stride_tokens] if part.stride_tokens else [p for p in DEFAULT_PERIODS if p <= window]
+    probe = build_probe(part.probe, tokenizer)
+    window = probe.window_tokens
+    # Within an item, lengths are the same or grow evenly from the first column to the last.
+    first, last = len(probe.prompt(0).ids), len(probe.prompt(window - 1).ids)
+    periods: Sequence[int] = (
+        [part.stride_tokens] if part.stride_tokens else [p for p in DEFAULT_PERIODS if p <= window]
+    )
     tests = 3 if part.stride_tokens else len(periods)
     return Outlook(
         prompts=part.rows,
-        tokens=part.rows * part.probe.length_tokens,
+        items=probe.items,
+        window_tokens=window,
+        length_tokens=last,
+        tokens=part.rows * (first + last) // 2,
         residues={period: window // period * period for period in periods},
-        detectable_amplitude=detectable_amplitude(part.rows, 0.16, 0.9, tests=tests),
+        detectable_amplitude=detectable_amplitude(part.rows, 0.16, 0.9, tests=tests, window_tokens=window),
     )

@@ -6,6 +6,7 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,65 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from isophase import __version__
-from isophase.audit.plan import OpenTarget, batches
-from isophase.audit.settings import Part, Plan
-from isophase.audit.store import RunFolder, read_answers, read_manifest, read_plan
+from isophase.audit.plan import OpenTarget, batches, check_settings, make_plan
+from isophase.audit.settings import AuditSettings, Part, Plan
+from isophase.audit.store import (
+    MANIFEST,
+    PLAN,
+    RunFolder,
+    another_plan,
+    read_answers,
+    read_manifest,
+    read_plan,
+    refuse_strangers,
+    write_error,
+)
 from isophase.errors import IsophaseError
 from isophase.probes import Prompt, build_probe
 from isophase.targets.base import Answer, Target
 
 # Answers become durable at least this often; a kill then costs at most this much work.
 _FLUSH_SECONDS = 1.0
+
+
+def default_folder(settings: AuditSettings, open_target: OpenTarget) -> Path:
+    """The run folder of an audit: equal audits of equal models resume each other, others never meet."""
+    lead = settings.targets[0]
+    name = "".join(c if c.isalnum() or c in "._-" else "-" for c in lead.split("/")[-1])[:40]
+    models = [open_target(spec).fingerprint() for spec in settings.targets]
+    digest = sha256(f"{__version__} {settings.model_dump_json()} {models}".encode()).hexdigest()[:8]
+    return Path("isophase-runs") / f"{name}-{digest}"
+
+
+def plan_for(settings: AuditSettings, folder: Path, open_target: OpenTarget) -> Plan:
+    """The plan of a run folder: the one that it began with, else a new one.
+
+    A resumed run neither repeats its pilot nor lets a pilot that came out otherwise change its prompts.
+
+    Args:
+        settings: what the user asked for.
+        folder: the run folder; may be missing.
+        open_target: opens a target by its spec; a new plan may ask the first one a few questions.
+
+    Raises:
+        IsophaseError: for a folder that holds something else, or settings that cannot work.
+    """
+    check_settings(settings)
+    try:
+        refuse_strangers(folder)
+        begun = (folder / PLAN).exists()
+    except OSError as error:
+        raise write_error(folder, error) from error
+    if not begun:
+        return make_plan(settings, open_target, pilot=True)
+    plan = read_plan(folder)
+    if plan.isophase_version != __version__:
+        raise another_plan(folder, f" (of isophase {plan.isophase_version}, this is {__version__})")
+    then, now = plan.settings.model_dump(), settings.model_dump()
+    for name, value in now.items():
+        if then[name] != value:
+            raise another_plan(folder, f" ({name} is {then[name]!r} there and {value!r} here)")
+    return plan
 
 
 def run_plan(plan: Plan, folder: Path, open_target: OpenTarget, console: Console | None = None) -> None:
@@ -37,7 +88,14 @@ def run_plan(plan: Plan, folder: Path, open_target: OpenTarget, console: Console
     Raises:
         IsophaseError: for a folder that cannot be used, a changed model, a full disk.
     """
-    if (folder / "manifest.json").exists() and read_plan(folder) == plan:
+    for part in plan.parts:
+        if open_target(part.target).fingerprint() != part.fingerprint:
+            raise IsophaseError(
+                f"{part.target} is not the model that the run in {str(folder)!r} began "
+                "with (its files have changed).",
+                "Run the audit into another --out folder.",
+            )
+    if (folder / MANIFEST).exists() and read_plan(folder) == plan:
         return
     with RunFolder(folder, plan) as run, _progress(console) as progress:
         done = len(run.answers)
@@ -53,11 +111,6 @@ def run_plan(plan: Plan, folder: Path, open_target: OpenTarget, console: Console
         facts: dict[str, Any] = {}
         for part in plan.parts:
             target = open_target(part.target)
-            if target.fingerprint() != part.fingerprint:
-                raise IsophaseError(
-                    f"{part.target} is not the model that this run began with (its files have changed).",
-                    "Run the audit into another --out folder.",
-                )
             seconds = _run_part(part, target, run, advance)
             facts[f"{part.target} {part.probe.probe}"] = {**target.describe(), "seconds": round(seconds, 3)}
         run.write_manifest(
@@ -87,7 +140,9 @@ def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int
             continue
         prompts = [probe.prompt(row - part.first_row) for row in batch]
         answers = _ask(target, prompts)
-        pending += [(row, answer) for row, answer in zip(batch, answers, strict=True) if row not in run.answers]
+        pending += [
+            (row, answer) for row, answer in zip(batch, answers, strict=True) if row not in run.answers
+        ]
         if time.monotonic() - last_flush >= _FLUSH_SECONDS or target.grouped:
             run.append(pending)
             advance(len(pending))
@@ -100,7 +155,9 @@ def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int
 
 def _ask(target: Target, prompts: Sequence[Prompt]) -> list[Answer]:
     answers = list(target.answer(prompts))
-    assert len(answers) == len(prompts), f"{target.name} gave {len(answers)} answers to {len(prompts)} prompts"
+    assert len(answers) == len(prompts), (
+        f"{target.name} gave {len(answers)} answers to {len(prompts)} prompts"
+    )
     return answers
 
 

@@ -30,6 +30,9 @@ class PeriodTest(_Frozen):
     amplitude: float = Field(description="half peak to trough of harmonic 1, accuracy units")
     amplitude_upper: float = Field(description="95 % upper limit of the amplitude")
     control: bool = Field(description="odd period: no compressor uses it")
+    explained_by_tokens: int | None = Field(
+        default=None, description="significant, but nothing is left of it beside this period, the one named"
+    )
 
 
 class BoundaryContrast(_Frozen):
@@ -59,7 +62,9 @@ class CompletionStrip(_Frozen):
     filler_tokens: list[int]
     p_right: list[list[float | None]] = Field(description="[family][length] probability of 8")
     p_wrong: list[list[float | None]] = Field(description="[family][length] probability of 32")
-    right_wins_by_phase: list[float | None] = Field(description="share of rankings won by 8, by length mod period")
+    right_wins_by_phase: list[float | None] = Field(
+        description="share of rankings won by 8, by length mod period"
+    )
     rankings: int
     rankings_right: int
 
@@ -78,10 +83,13 @@ class Finding(_Frozen):
     stride_source: Literal["configuration", "given", "scan"]
     period_tokens: int | None = Field(description="period found; null where none was")
     scan_period_tokens: int | None = Field(
-        default=None, description="period that the scan, told nothing, names by itself; also where it does not decide"
+        default=None,
+        description="period that the scan, told nothing, names by itself; also where it does not decide",
     )
     grids: list[str] = Field(default=[], description="compression grids that the model's configuration names")
-    axis_tokens: int = Field(description="length of the phase axis: the period found, else the stride, else 8")
+    axis_tokens: int = Field(
+        description="length of the phase axis: the period found, else the stride, else 8"
+    )
     accuracy: float
     accuracy_interval: Interval
     accuracy_by_phase: list[float | None]
@@ -100,7 +108,9 @@ class Finding(_Frozen):
     amplitude: float = Field(description="half peak to trough of harmonic 1")
     amplitude_debiased: float
     amplitude_upper: float
-    harmonic_phase_radians: float = Field(description="the fit is accuracy + amplitude cos(2 pi r / axis - this)")
+    harmonic_phase_radians: float = Field(
+        description="the fit is accuracy + amplitude cos(2 pi r / axis - this)"
+    )
     margin: float
     boundary: BoundaryContrast | None
     scan: list[PeriodTest]
@@ -116,7 +126,9 @@ class Finding(_Frozen):
     statuses: dict[str, int] = Field(description="ok, wrong_format, truncated, error")
     more_prompts_to_decide: int | None
     seed: int
-    seconds: float = Field(description="time that the model took to answer; the only field that may differ between equal runs")
+    seconds: float = Field(
+        description="time that the model took to answer; the only field that may differ between equal runs"
+    )
 
 
 class Report(Finding):

@@ -14,14 +14,14 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 from pydantic import ValidationError
 
 from isophase.atomic import write_atomically
 from isophase.audit.settings import PLAN_SCHEMA_VERSION, Plan
 from isophase.errors import IsophaseError
-from isophase.targets.base import Answer
+from isophase.targets.base import Answer, AnswerStatus
 
 PLAN, ANSWERS, MANIFEST = "plan.json", "answers.jsonl", "manifest.json"
 
@@ -34,7 +34,9 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} is damaged ({error}).", "Restore it, or run the audit into another --out folder."
         ) from error
     except OSError as error:
-        raise IsophaseError(f"cannot read {path}: {error.strerror}.", "Check the path and its permissions.") from error
+        raise IsophaseError(
+            f"cannot read {path}: {error.strerror}.", "Check the path and its permissions."
+        ) from error
     if not isinstance(value, dict):
         raise IsophaseError(f"{path} is not a JSON object.", "Run the audit into another --out folder.")
     return value
@@ -48,13 +50,15 @@ def read_plan(folder: Path) -> Plan:
     """
     if not (folder / PLAN).is_file():
         raise IsophaseError(
-            f"{str(folder)!r} is not a run folder: it has no {PLAN}.", "Give the folder that `isophase audit` printed."
+            f"{str(folder)!r} is not a run folder: it has no {PLAN}.",
+            "Give the folder that `isophase audit` printed.",
         )
     raw = _read_json(folder / PLAN)
     version = raw.get("schema_version")
     if not isinstance(version, int) or version > PLAN_SCHEMA_VERSION:
         raise IsophaseError(
-            f"{folder / PLAN} has schema version {version!r}; this isophase reads up to {PLAN_SCHEMA_VERSION}.",
+            f"{folder / PLAN} has schema version {version!r}; this isophase reads up to "
+            f"{PLAN_SCHEMA_VERSION}.",
             "Upgrade isophase.",
         )
     try:
@@ -63,7 +67,8 @@ def read_plan(folder: Path) -> Plan:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise IsophaseError(
-            f"{folder / PLAN} is damaged: {where}: {first['msg']}.", "Run the audit into another --out folder."
+            f"{folder / PLAN} is damaged: {where}: {first['msg']}.",
+            "Run the audit into another --out folder.",
         ) from error
 
 
@@ -82,6 +87,8 @@ def encode_answer(row: int, answer: Answer) -> bytes:
 def decode_answer(record: dict[str, Any]) -> tuple[int, Answer]:
     """Row and answer of one parsed line."""
     log_probability = record["log_probability"]
+    if record["status"] not in get_args(AnswerStatus):
+        raise ValueError(f"unknown status {record['status']!r}")
     return int(record["row"]), Answer(
         status=record["status"],
         correct=bool(record["correct"]),
@@ -125,6 +132,31 @@ def read_answers(folder: Path) -> tuple[dict[int, Answer], int]:
     return answers, whole
 
 
+def refuse_strangers(folder: Path) -> None:
+    """Refuse a folder that holds anything but a run.
+
+    Raises:
+        IsophaseError: naming one of the files.
+        OSError: as from the file system.
+    """
+    if (folder / PLAN).exists() or not folder.exists():
+        return
+    strangers = sorted(p.name for p in folder.iterdir() if not p.name.startswith("."))
+    if strangers:
+        raise IsophaseError(
+            f"{str(folder)!r} is not empty and not a run folder (it holds {strangers[0]!r}).",
+            "Choose another --out.",
+        )
+
+
+def another_plan(folder: Path, difference: str) -> IsophaseError:
+    """The folder holds a run that this command did not begin; `difference` says by what one can tell."""
+    return IsophaseError(
+        f"{str(folder)!r} holds a run with another plan{difference}.",
+        "Choose another --out, or repeat the command that began it to resume.",
+    )
+
+
 class RunFolder:
     """A run folder open for appending; one process at a time.
 
@@ -143,27 +175,21 @@ class RunFolder:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not (folder / PLAN).exists():
-                strangers = [p.name for p in folder.iterdir() if not p.name.startswith(".")]
-                if strangers:
-                    raise IsophaseError(
-                        f"{str(folder)!r} is not empty and not a run folder (it holds {strangers[0]!r}).",
-                        "Choose another --out.",
-                    )
+                refuse_strangers(folder)
                 write_atomically(folder / PLAN, plan.model_dump_json(indent=2) + "\n")
             elif read_plan(folder) != plan:
-                raise IsophaseError(
-                    f"{str(folder)!r} holds a run with another plan.",
-                    "Choose another --out, or repeat the command that began it to resume.",
-                )
+                raise another_plan(folder, "")
             # Unbuffered: after a failed write nothing may wait in a buffer to be written later.
             self._file = (folder / ANSWERS).open("ab", buffering=0)
         except OSError as error:
-            raise _write_error(folder, error) from error
+            raise write_error(folder, error) from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            raise IsophaseError(f"{str(folder)!r} is in use by another process.", "Wait for it to end.") from error
+            raise IsophaseError(
+                f"{str(folder)!r} is in use by another process.", "Wait for it to end."
+            ) from error
         self.answers, whole = read_answers(folder)
         # Cut the torn line off before anything is appended to it.
         os.truncate(self._file.fileno(), whole)
@@ -182,7 +208,7 @@ class RunFolder:
             os.fdatasync(self._file.fileno())
         except OSError as error:
             os.truncate(self._file.fileno(), size)
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
         self.answers.update(answers)
 
     def write_manifest(self, facts: dict[str, Any]) -> None:
@@ -190,7 +216,7 @@ class RunFolder:
         try:
             write_atomically(self.folder / MANIFEST, json.dumps(facts, indent=2, sort_keys=True) + "\n")
         except OSError as error:
-            raise _write_error(self.folder, error) from error
+            raise write_error(self.folder, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -206,8 +232,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return _read_json(folder / MANIFEST) if (folder / MANIFEST).exists() else None
 
 
-def _write_error(folder: Path, error: OSError) -> IsophaseError:
-    if error.errno == errno.ENOSPC:
+def write_error(folder: Path, error: OSError) -> IsophaseError:
+    """What a failed write into a run folder means to the user."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return IsophaseError(
             f"the disk of {str(folder)!r} is full.",
             "Free some space and repeat the command: it resumes after the last answer.",

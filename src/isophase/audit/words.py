@@ -8,22 +8,34 @@ from isophase.statistics import Assessment
 _REASONS = {
     "harmonic_significant": "accuracy follows the period (harmonic 1, adjusted p = {harmonic:.2g})",
     "omnibus_significant": "accuracy differs between phases (Cochran's Q, adjusted p = {omnibus:.2g})",
-    "boundary_significant": "records that straddle a chunk edge differ from the others (adjusted p = {boundary:.2g})",
+    "boundary_significant": (
+        "records that straddle a chunk edge differ from the others (adjusted p = {boundary:.2g})"
+    ),
     "scan_significant": "the scan over periods finds one (family-wise p = {scan:.2g})",
-    "upper_limit_below_margin": "an amplitude of the margin or more is excluded (95 % upper limit {upper:.3f})",
+    "upper_limit_below_margin": (
+        "an amplitude of the margin or more is excluded (95 % upper limit {upper:.3f})"
+    ),
     "nothing_significant": "no test is significant after adjustment",
-    "upper_limit_above_margin": "but an amplitude above the margin is not excluded (95 % upper limit {upper:.3f})",
+    "upper_limit_above_margin": (
+        "but an amplitude above the margin is not excluded (95 % upper limit {upper:.3f})"
+    ),
     "effect_below_margin": "an effect is significant, but smaller than the margin",
     "too_few_items": "fewer than two items have an answer at every position",
     "window_shorter_than_stride": "the window is shorter than the stride, so not every phase was asked",
     "no_period_testable": "no period fits into the window",
-    "accuracy_zero": "the model answered nothing right, so there is no accuracy that could depend on the phase",
+    "accuracy_zero": (
+        "the model answered nothing right, so there is no accuracy that could depend on the phase"
+    ),
     "items_dropped": "{dropped} items were left out because an answer is missing",
     "near_ceiling": "accuracy is near its ceiling, where a binary score carries little information",
     "periods_untestable": "periods {untestable} are longer than the window and were not tested",
-    "shorter_period_explains": "the scan, told nothing, names {scan_period} tokens: a shorter period explains the stride's effect",
+    "shorter_period_explains": (
+        "the scan, told nothing, names {scan_period} tokens: a shorter period explains the stride's effect"
+    ),
     "other_period_found": "the scan names another period, {scan_period} tokens",
-    "control_period_found": "an odd control period is significant: look for a confound before blaming compression",
+    "control_period_found": (
+        "an odd control period is significant: look for a confound before blaming compression"
+    ),
 }
 
 
@@ -66,26 +78,41 @@ def sentence(part: Part, result: Assessment) -> str:
             f"gap {result.gap_points:.1f} points (95 % {low:.1f} to {high:.1f})."
         )
     return (
-        f"{name} on {probe} is inconclusive: accuracy {result.accuracy:.1%}, amplitude {result.amplitude_debiased:.3f} "
+        f"{name} on {probe} is inconclusive: accuracy {result.accuracy:.1%}, amplitude "
+        f"{result.amplitude_debiased:.3f} "
         f"with an upper limit of {result.deciding_upper:.3f} (margin {result.margin:g})."
     )
 
 
-def advice(part: Part, result: Assessment) -> list[str]:
-    """What to do next."""
+def advice(part: Part, result: Assessment, *, has_control: bool) -> list[str]:
+    """What to do next. `has_control`: whether a control model was asked the same items."""
     if result.verdict == "sensitive":
+        most = (result.period_tokens or 2) - 1
+        tokens = "1 neutral token" if most == 1 else f"1 to {most} neutral tokens"
         lines = [
-            "Do not trust one placement: ask again with 1 to "
-            f"{(result.period_tokens or 2) - 1} neutral tokens added before the facts, and compare the answers.",
+            f"Do not trust one placement: ask again with {tokens} added before the facts, "
+            "and compare the answers.",
         ]
         if result.weak_phases:
             phases = ", ".join(map(str, result.weak_phases))
-            lines.append(f"Weak phases (position mod {result.axis_tokens}): {phases}. Move facts away from them.")
-        if part.role == "target":
-            lines.append("Audit with a full-attention control (--control) to see what compression alone costs.")
+            lines.append(
+                f"Weak phases (position mod {result.axis_tokens}): {phases}. Move facts away from them."
+            )
+        if part.role == "target" and not has_control:
+            lines.append(
+                "Audit with a full-attention control (--control) to see what compression alone costs."
+            )
         return lines
+    if part.probe.probe == "completion":
+        # Its prompts are fixed: neither more nor easier ones can be had.
+        return [
+            "The completion probe has a fixed set of prompts; "
+            "audit the same model with --probe records, which can ask as many as it takes."
+        ]
     if result.verdict == "none":
-        return ["Nothing to do for this probe, length and number of records. Longer prompts are another question."]
+        return [
+            "Nothing to do for this probe, length and number of records. Longer prompts are another question."
+        ]
     if "accuracy_zero" in result.reasons:
         return [
             "Make the task easier: fewer --records, a shorter --length, or --demonstrations 2; "

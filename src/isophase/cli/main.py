@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from typing import Annotated, Any
 
 import typer
+import typer.core
 from rich.console import Console
 
 from isophase import __version__
 from isophase.cli import audit, compare, models, plan, report, show, train
-from isophase.errors import EXIT_USAGE, IsophaseError
+from isophase.errors import EXIT_INTERRUPTED, IsophaseError
+
+
+class _Commands(typer.core.TyperGroup):
+    """Typer turns an interrupt into an exit code without a word; say that nothing is lost."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            _complain("interrupted; an audit resumes when its command is repeated.")
+            raise typer.Exit(EXIT_INTERRUPTED) from None
+
 
 app = typer.Typer(
     name="isophase",
+    cls=_Commands,
     help="Measure, explain and fix phase sensitivity in language models with chunked KV-cache compression.",
     no_args_is_help=True,
     add_completion=False,
@@ -22,16 +38,24 @@ app = typer.Typer(
 )
 
 
-@app.callback(invoke_without_command=True)
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"isophase {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
 def _options(
-    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
-    debug: bool = typer.Option(False, "--debug", help="Show the traceback of a fault."),
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="Print the version and stop.", is_eager=True, callback=_print_version),
+    ] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of a fault: isophase --debug COMMAND.")
+    ] = False,
 ) -> None:
     if debug:
         os.environ["ISOPHASE_DEBUG"] = "1"
-    if version:
-        typer.echo(f"isophase {__version__}")
-        raise typer.Exit
 
 
 app.command("audit")(audit.audit)
@@ -51,16 +75,16 @@ def main() -> None:
         app()
     except IsophaseError as error:
         if os.environ.get("ISOPHASE_DEBUG"):
-            raise
-        Console(stderr=True, soft_wrap=True).print(f"isophase: {error}", markup=False, highlight=False)
+            traceback.print_exc()
+        else:
+            _complain(str(error))
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        Console(stderr=True).print("isophase: interrupted; repeat the command to resume.", markup=False)
-        sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output (head, less) has gone; that is not a fault.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(EXIT_USAGE)
+
+
+def _complain(text: str) -> None:
+    # One line, whatever a path or a library's message holds.
+    line = " ".join(text.splitlines())
+    Console(stderr=True, soft_wrap=True).print(f"isophase: {line}", markup=False, highlight=False)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from json import dumps
 
-from rich.console import Console
 from rich.table import Table
 
 from isophase.cli import options as opt
@@ -15,10 +14,18 @@ def models(json: opt.Json = None) -> None:
     """The bundled models: what they are and how they were trained."""
     records = [training_record(name) for name in bundled_names()]
     opt.write_json(dumps([record.model_dump() for record in records], indent=2) + "\n", json)
-    if json is not None:
-        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for heading in ("target", "window/stride", "KV heads", "parameters", "kB", "steps", "minutes", "accuracy", "purpose"):
+    for heading in (
+        "target",
+        "window/stride",
+        "KV heads",
+        "parameters",
+        "kB",
+        "steps",
+        "minutes",
+        "accuracy",
+        "purpose",
+    ):
         table.add_column(heading, justify="left" if heading in ("target", "purpose") else "right")
     for record in records:
         grid = "none" if record.stride_tokens is None else f"{record.window_tokens}/{record.stride_tokens}"
@@ -33,6 +40,8 @@ def models(json: opt.Json = None) -> None:
             f"{record.final_accuracy:.2f}",
             record.purpose,
         )
-    console = Console()
+    console = opt.console_for_people(json)
     console.print(table)
-    console.print("\nAccuracy: on the last training steps, all queries. Recipes and curves: docs/training.md.", highlight=False)
+    console.print(
+        "\nAccuracy: on the last training steps, all queries. Recipes and curves: docs/training.md."
+    )

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from isophase.atomic import write_atomically
 from isophase.audit.plan import OpenTarget
+from isophase.audit.report import write_report
+from isophase.audit.schema import Report
 from isophase.audit.settings import AuditSettings
+from isophase.audit.store import write_error
 from isophase.errors import IsophaseError
 from isophase.probes import PROBE_NAMES, STYLES
 from isophase.targets import Target, open_target
@@ -20,17 +24,36 @@ DEFAULT_TARGETS = ("isophase:w8s8", "isophase:w4s4")
 
 Targets = Annotated[
     list[str] | None,
-    typer.Argument(help="isophase:NAME, hf:PATH_OR_ID or planted:SETTINGS; several are audited in one run.", show_default=False),
+    typer.Argument(
+        help="isophase:NAME, hf:PATH_OR_ID or planted:SETTINGS; several are audited in one run.",
+        show_default=False,
+    ),
 ]
 Control = Annotated[
-    str | None, typer.Option(help="Model to compare with; bundled models bring their full-attention twin. 'none': no control.")
+    str | None,
+    typer.Option(
+        help="Model to compare with, or none. Default: for bundled models, their "
+        "full-attention twin; else none."
+    ),
 ]
-ProbeOption = Annotated[str, typer.Option(help="records, prefix, in-sequence, completion, or all; several with commas.")]
+ProbeOption = Annotated[
+    str, typer.Option(help="records, prefix, in-sequence, completion, or all; several with commas.")
+]
 Stride = Annotated[str, typer.Option(help="auto (configuration, else scan), scan, or a number of tokens.")]
-Items = Annotated[int | None, typer.Option(help="Items; each asks every position of its window once.")]
-Records = Annotated[int | None, typer.Option(help="Records per prompt; without it a pilot picks the difficulty.")]
+Items = Annotated[
+    int | None,
+    typer.Option(help="Sets of records with one question; each is asked at every position of its window."),
+]
+Records = Annotated[
+    int | None, typer.Option(help="Records per prompt; without it a pilot picks the difficulty.")
+]
 Length = Annotated[int | None, typer.Option(help="Tokens per prompt.")]
-Window = Annotated[int | None, typer.Option(help="Positions per item, in tokens; longest period that can be found.")]
+Window = Annotated[
+    int | None,
+    typer.Option(
+        help="Neighbouring positions that each item is asked at; the longest period that can be found."
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Decides prompts and their order.")]
 Demonstrations = Annotated[int, typer.Option(help="Answered questions before the question.")]
 KeyTokens = Annotated[int, typer.Option(help="Tokens per key.")]
@@ -38,8 +61,14 @@ ValueTokens = Annotated[int, typer.Option(help="Tokens per value.")]
 Style = Annotated[str, typer.Option(help=f"How prompts are written: auto, {', '.join(STYLES)}.")]
 Margin = Annotated[float, typer.Option(help="Amplitude (0..0.5) below which an effect does not matter.")]
 Gguf = Annotated[str | None, typer.Option(help="GGUF file inside an hf: folder.")]
-Out = Annotated[Path | None, typer.Option(help="Run folder; the same one resumes. Default: isophase-runs/NAME.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the report's JSON to this file; - for standard output.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(help="Run folder. Repeating a command resumes its run. Default: isophase-runs/NAME."),
+]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", help="Also write the result as JSON to this file; - for standard output."),
+]
 
 
 def audit_settings(
@@ -107,6 +136,27 @@ def opener(gguf: str | None) -> OpenTarget:
     return open_once
 
 
+def console_for_people(json: Path | None) -> Console:
+    """Where text for people goes: standard output, unless the JSON takes it."""
+    return Console(stderr=_is_stdout(json), highlight=False)
+
+
+def save_report(result: Report, folder: Path) -> Path:
+    """Write both report files; returns the page.
+
+    Raises:
+        IsophaseError: if they cannot be written; the answers are kept.
+    """
+    try:
+        return write_report(result, folder)
+    except OSError as error:
+        raise write_error(folder, error) from error
+
+
+def _is_stdout(where: Path | None) -> bool:
+    return where is not None and str(where) == "-"
+
+
 def write_json(text: str, where: Path | None) -> None:
     """Write JSON to a file, or to standard output for `-`; nowhere for None.
 
@@ -115,11 +165,17 @@ def write_json(text: str, where: Path | None) -> None:
     """
     if where is None:
         return
-    if str(where) == "-":
+    if _is_stdout(where):
         sys.stdout.write(text)
         sys.stdout.flush()
         return
     try:
-        write_atomically(where, text)
+        if where.exists() and not where.is_file():
+            # A device or a pipe, such as /dev/null: a rename would replace it.
+            where.write_text(text, encoding="utf-8")
+        else:
+            write_atomically(where.resolve(), text)
     except OSError as error:
-        raise IsophaseError(f"cannot write {str(where)!r}: {error.strerror}.", "Choose another --json file.") from error
+        raise IsophaseError(
+            f"cannot write {str(where)!r}: {error.strerror}.", "Choose another --json file."
+        ) from error

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
-from isophase.audit.plan import make_plan, outlook
+from isophase.audit.plan import make_plan, needs_pilot, outlook
 from isophase.cli import options as opt
 
 
@@ -32,26 +31,35 @@ def plan(
         targets, control, probe, stride, items, records, length, window, seed,
         demonstrations, key_tokens, value_tokens, style, margin, gguf,
     )  # fmt: skip
-    made = make_plan(settings, opt.opener(gguf), pilot=False)
+    open_target = opt.opener(gguf)
+    made = make_plan(settings, open_target, pilot=False)
     opt.write_json(made.model_dump_json(indent=2) + "\n", json)
-    console = Console(stderr=json is not None and str(json) == "-")
+    console = opt.console_for_people(json)
+    views = [outlook(part, open_target(part.target).tokenizer) for part in made.parts]
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("target", "probe", "stride", "prompts", "tokens", "detectable amplitude"):
         table.add_column(heading, justify="left" if heading in ("target", "probe") else "right")
-    for part in made.parts:
-        view = outlook(part)
-        amplitude = "-" if view.detectable_amplitude is None else f"{view.detectable_amplitude:.3f}"
-        stride_text = f"{part.stride_tokens} ({part.stride_source})" if part.stride_tokens else "scan"
-        table.add_row(part.target, part.probe.probe, stride_text, f"{view.prompts:,}", f"{view.tokens:,}", amplitude)
+    for part, view in zip(made.parts, views, strict=True):
+        told = f"{part.stride_tokens} ({part.stride_source})" if part.stride_tokens else "scan"
+        table.add_row(
+            part.target,
+            part.probe.probe,
+            told,
+            f"{view.prompts:,}",
+            f"{view.tokens:,}",
+            f"{view.detectable_amplitude:.3f}",
+        )
     console.print(table)
-    lead = made.parts[0]
-    view = outlook(lead)
+    lead, view = made.parts[0], views[0]
     periods = ", ".join(f"{period} ({positions})" for period, positions in view.residues.items())
-    console.print(f"\nPeriods covered (positions per item): {periods}.", highlight=False)
+    made_of = "" if lead.probe.probe == "completion" else f", {lead.probe.records} records each"
     console.print(
-        f"{lead.probe.items} items x {lead.rows // lead.probe.items} positions, {lead.probe.records} records, "
-        f"{lead.probe.length_tokens} tokens. Detectable: half peak to trough found with 90 % power at 80 % accuracy.",
-        highlight=False,
+        f"\n{lead.probe.probe}: {view.items} items x {view.window_tokens} positions, "
+        f"{view.length_tokens:,} tokens{made_of}.\n"
+        f"Periods tested (positions per item that cover every residue equally often): {periods}.\n"
+        "Detectable amplitude: half peak to trough found with 90 % power at 80 % accuracy."
     )
+    if needs_pilot(settings, open_target):
+        console.print("No --records given: the audit asks a few questions first to pick a number of records.")
     for note in made.notes:
-        console.print(note, markup=False, highlight=False)
+        console.print(note, markup=False)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from json import dumps
 from pathlib import Path
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from isophase.audit.store import read_answers, read_plan
 from isophase.cli import options as opt
@@ -15,8 +15,8 @@ from isophase.probes import build_probe
 
 
 def show(
-    run: Path = typer.Argument(help="Run folder of an audit.", show_default=False),
-    row: int = typer.Option(0, "--row", help="Row of the run, from 0."),
+    run: Annotated[Path, typer.Argument(help="Run folder of an audit.", show_default=False)],
+    row: Annotated[int, typer.Option("--row", help="Row of the run, from 0.")] = 0,
     json: opt.Json = None,
 ) -> None:
     """The exact prompt of a row, ids and text, rebuilt from its recipe; and its answer, if there is one."""
@@ -24,7 +24,9 @@ def show(
     try:
         part = plan.part_of(row)
     except IndexError:
-        raise IsophaseError(f"--row is {row}; this run has rows 0 to {plan.rows - 1}.", "Give one of these.") from None
+        raise IsophaseError(
+            f"--row is {row}; this run has rows 0 to {plan.rows - 1}.", "Give one of these."
+        ) from None
     tokenizer = opt.opener(plan.settings.gguf_file)(part.target).tokenizer
     prompt = build_probe(part.probe, tokenizer).prompt(row - part.first_row)
     answer = read_answers(run)[0].get(row)
@@ -48,10 +50,8 @@ def show(
         "log_probability": answer.log_probability if answer else None,
         "output_text": tokenizer.decode(answer.output_ids) if answer else None,
     }
-    if json is not None:
-        opt.write_json(dumps(facts, indent=2) + "\n", json)
-        return
-    console = Console(highlight=False, soft_wrap=True)
+    opt.write_json(dumps(facts, indent=2) + "\n", json)
+    console = opt.console_for_people(json)
     for name, value in facts.items():
         console.print(f"[bold]{name}[/bold]: ", end="")
-        console.print(repr(value) if name.endswith("text") else str(value), markup=False)
+        console.print(repr(value) if name.endswith("text") else str(value), markup=False, soft_wrap=True)

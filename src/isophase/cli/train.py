@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -13,9 +14,14 @@ from isophase.errors import IsophaseError
 
 
 def train(
-    recipe: Path = typer.Argument(help="Recipe, a YAML file such as recipes/w8s8.yaml.", show_default=False),
-    set_: list[str] = typer.Option([], "--set", help="key=value, to change one setting of the recipe; repeatable."),
-    out: Path | None = typer.Option(None, help="Folder for the model. Default: models/NAME."),
+    recipe: Annotated[
+        Path, typer.Argument(help="Recipe, a YAML file such as recipes/w8s8.yaml.", show_default=False)
+    ],
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="key=value, to change one setting of the recipe; repeatable."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the model. Default: models/NAME.")] = None,
 ) -> None:
     """Train one model: weights, tokenizer, curve and record in one folder."""
     try:
@@ -26,12 +32,13 @@ def train(
             f"training needs torch and transformers, and {error.name} is not installed.",
             "Install them with: pip install 'isophase[torch]'.",
         ) from error
-    chosen = read_recipe(recipe, tuple(set_))
+    chosen = read_recipe(recipe, tuple(set_ or ()))
     folder = out or Path("models") / chosen.name
     command = "isophase " + shlex.join(sys.argv[1:])
     record = run(chosen, folder, command, Console(stderr=True))
     Console(highlight=False, soft_wrap=True).print(
-        f"{record.name}: {record.steps:,} steps in {record.seconds / 60:.1f} min, loss {record.final_loss:.3f}, "
+        f"{record.name}: {record.steps:,} steps in {record.seconds / 60:.1f} min, loss "
+        f"{record.final_loss:.3f}, "
         f"accuracy {record.final_accuracy:.3f}. Audit it with: isophase audit hf:{folder}",
         markup=False,
     )

@@ -84,9 +84,7 @@ def lookup_batch(stage: LookupStage, rng: np.random.Generator) -> Batch:
     starts_BP = starts_BU[is_pair_BU].reshape(B, P)
 
     ids = np.empty((B, stage.context_tokens + 3 * Q), dtype=np.int64)
-    ids[:, : stage.context_tokens] = FILLER_IDS[
-        rng.integers(0, len(FILLER_IDS), (B, stage.context_tokens))
-    ]
+    ids[:, : stage.context_tokens] = FILLER_IDS[rng.integers(0, len(FILLER_IDS), (B, stage.context_tokens))]
     ids[rows, starts_BP] = keys_BP
     ids[rows, starts_BP + 1] = values_BP
     asked_BQ = rng.random((B, P)).argsort(axis=1)[:, :Q]

@@ -1,7 +1,4 @@
-"""Train one model from a recipe.
-
-    isophase train recipes/w8s8.yaml --out models/w8s8
-"""
+"""Train one model from a recipe: `isophase train recipes/w8s8.yaml --out models/w8s8`."""
 
 from __future__ import annotations
 
@@ -51,11 +48,15 @@ def train(recipe: Recipe, out: Path, command: str, console: Console | None = Non
         IsophaseError: for impossible model settings or a folder that holds another finished run.
     """
     if (out / "training.json").exists():
-        raise IsophaseError(f"{str(out)!r} already holds a trained model.", "Choose another --out, or remove it.")
+        raise IsophaseError(
+            f"{str(out)!r} already holds a trained model.", "Choose another --out, or remove it."
+        )
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise IsophaseError(f"cannot write to {str(out)!r}: {error.strerror}.", "Choose another --out.") from error
+        raise IsophaseError(
+            f"cannot write to {str(out)!r}: {error.strerror}.", "Choose another --out."
+        ) from error
     torch.set_num_threads(recipe.threads)
     model = build_model(recipe)
     optimiser = torch.optim.AdamW(
@@ -74,14 +75,23 @@ def train(recipe: Recipe, out: Path, command: str, console: Console | None = Non
                 rate = recipe.optimiser.rate(step, recipe.steps)
                 for group in optimiser.param_groups:
                     group["lr"] = rate
-                recent.append(train_step(model, optimiser, batch.ids, batch.labels, recipe.optimiser.clip_norm))
+                recent.append(
+                    train_step(model, optimiser, batch.ids, batch.labels, recipe.optimiser.clip_norm)
+                )
                 step += 1
                 sequences += stage.batch
                 tokens += batch.ids.size
                 if step % _CURVE_EVERY == 0 or step == recipe.steps:
                     loss, accuracy = (float(v) for v in np.mean(recent, axis=0))
                     recent.clear()
-                    curve.append({"step": step, "stage": number, "loss": round(loss, 5), "accuracy": round(accuracy, 5)})
+                    curve.append(
+                        {
+                            "step": step,
+                            "stage": number,
+                            "loss": round(loss, 5),
+                            "accuracy": round(accuracy, 5),
+                        }
+                    )
                     speed = tokens / (time.monotonic() - began)
                     note = f"loss {loss:.3f}  accuracy {accuracy:.3f}  {speed:,.0f} tokens/s"
                     progress.update(bar, completed=step, note=note)
@@ -109,7 +119,11 @@ def train(recipe: Recipe, out: Path, command: str, console: Console | None = Non
         threads=recipe.threads,
         final_loss=curve[-1]["loss"],
         final_accuracy=curve[-1]["accuracy"],
-        versions={"isophase": __version__, "torch": torch.__version__, "transformers": transformers.__version__},
+        versions={
+            "isophase": __version__,
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
         command=command,
         probe=recipe.probe,
     )
@@ -141,7 +155,8 @@ def build_model(recipe: Recipe) -> CompressedQwen3ForCausalLM:
         model = CompressedQwen3ForCausalLM(config)
     except (ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
         raise IsophaseError(
-            f"recipe {recipe.name!r}: model: {shorten(str(error), 300)}.", "Correct the recipe's `model` settings."
+            f"recipe {recipe.name!r}: model: {shorten(str(error), 300)}.",
+            "Correct the recipe's `model` settings.",
         ) from error
     embeddings = model.get_input_embeddings().weight
     with torch.no_grad():
@@ -186,7 +201,9 @@ def pairs_tokenizer() -> PreTrainedTokenizerFast:
 
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
+    )
 
 
 def _progress(console: Console | None) -> Progress:

@@ -48,8 +48,8 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
                 raise ValueError(f"{name}={value!r} must be a whole number of tokens")
         if (self.compression_window is None) != (self.compression_stride is None):
             raise ValueError(
-                f"compression_window={self.compression_window} and compression_stride={self.compression_stride}: "
-                "give both, or neither for full attention"
+                f"compression_window={self.compression_window} and "
+                f"compression_stride={self.compression_stride}: give both, or neither for full attention"
             )
         if self.grid is not None and self.local_window < 1:
             raise ValueError(f"local_window={self.local_window} must be at least 1 token")

@@ -70,8 +70,16 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
             [B, K, E + L, H]; L is at most `local_window - 1 + T`.
         """
         if self.keys is None:
-            entry_keys, entry_values, keys, values = entry_keys_BKEH, entry_values_BKEH, keys_BKTH, values_BKTH
+            entry_keys, entry_values, keys, values = (
+                entry_keys_BKEH,
+                entry_values_BKEH,
+                keys_BKTH,
+                values_BKTH,
+            )
         else:
+            assert self.values is not None
+            assert self.local_keys is not None
+            assert self.local_values is not None
             entry_keys = torch.cat([self.keys, entry_keys_BKEH], dim=2)
             entry_values = torch.cat([self.values, entry_values_BKEH], dim=2)
             keys = torch.cat([self.local_keys, keys_BKTH], dim=2)
@@ -108,7 +116,9 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Refuse: a compressed memory needs hidden states, which this call does not carry."""
-        raise TypeError("a compressed memory takes tokens through `append`; it cannot serve another model's attention")
+        raise TypeError(
+            "a compressed memory takes tokens through `append`; it cannot serve another model's attention"
+        )
 
     def get_seq_length(self) -> int:
         """Logical length in tokens, not the number of stored entries."""

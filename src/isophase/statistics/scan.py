@@ -10,8 +10,9 @@ import numpy as np
 from scipy.stats import chi2
 
 from isophase.statistics.adjust import min_p
-from isophase.statistics.amplitude import Amplitude, estimate_amplitude
+from isophase.statistics.amplitude import Amplitude, degrees_of, estimate_amplitude, harmonic_amplitude
 from isophase.statistics.harmonics import ComplexArray, harmonic_sums, rayleigh, residue_test
+from isophase.statistics.intervals import gap_draws
 from isophase.statistics.observations import FloatArray, Observations
 
 DEFAULT_PERIODS = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)
@@ -34,6 +35,8 @@ class PeriodTest:
         amplitude: half peak to trough of harmonic 1.
         amplitude_upper: 95 % upper limit.
         control: odd, or named as a control by the caller: no compressor uses it.
+        explained_by_tokens: for a significant period, the period named, if nothing is left of this one
+            beside it: a harmonic, or a neighbour that so short a window cannot tell apart.
     """
 
     period_tokens: int
@@ -43,6 +46,7 @@ class PeriodTest:
     amplitude: float
     amplitude_upper: float
     control: bool
+    explained_by_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,7 @@ def scan_periods(
     shifts: int = 9999,
     seed: int = 0,
     alpha: float = 0.05,
+    margin: float = 0.0,
 ) -> PeriodScan:
     """Test harmonic 1 of many periods against token shifts that they share.
 
@@ -123,6 +128,8 @@ def scan_periods(
         shifts: B; with B = 999 or more the smallest p-value can survive the adjustment.
         seed: of the shifts.
         alpha: family-wise level.
+        margin: smallest amplitude that matters when periods are told apart; what a period leaves of
+            others below it counts as explained. Detection does not use it.
 
     Returns:
         The tests, the line of a figure, and the period named.
@@ -154,7 +161,10 @@ def scan_periods(
 
     significant = [period for period, p in zip(tested, adjusted.p_adjusted, strict=True) if p < alpha]
     critical = dict(zip(tested, adjusted.critical.tolist(), strict=True))
-    named = attribute_period(centred, significant, critical)
+    named = attribute_period(centred, significant, critical, margin)
+    if named is not None:
+        named = extend_period(centred, named, tested, shifts=shifts, seed=seed, margin=margin)
+    unexplained = remaining_periods(centred, named, significant, critical, margin) if named else {}
     effects = tuple(estimate_amplitude(observations, period) for period in tested)
     tests = tuple(
         PeriodTest(
@@ -165,48 +175,73 @@ def scan_periods(
             amplitude=effect.amplitude,
             amplitude_upper=effect.upper,
             control=effect.period_tokens % 2 == 1 or effect.period_tokens in controls,
+            explained_by_tokens=named
+            if effect.period_tokens in significant and effect.period_tokens not in {named, *unexplained}
+            else None,
         )
         for column, effect in enumerate(effects)
     )
     return PeriodScan(
         tests=tests,
         line_z=float(np.quantile(draws.max(axis=1), 1.0 - alpha)),
-        period_tokens=extend_period(centred, named, tested, shifts=shifts, seed=seed) if named else None,
+        period_tokens=named,
         effects=effects,
         untestable=untestable,
     )
 
 
 def attribute_period(
-    observations: Observations, significant: Sequence[int], critical: dict[int, float]
+    observations: Observations, significant: Sequence[int], critical: dict[int, float], margin: float = 0.0
 ) -> int | None:
     """Name the smallest significant period that explains the other significant ones.
 
     A pattern of period 8 has power at 8, 4 and 2; removing the residue means mod 8 removes all of it,
     removing those mod 4 leaves period 8. A candidate explains the rest if, after its residue means are gone,
-    no other significant period reaches its critical z. If none does, the one whose largest remaining z is
-    smallest wins.
+    no other significant period remains (`remaining_periods`). If none does, the one whose largest remaining z
+    is smallest wins.
 
     Args:
         observations: complete items.
         significant: periods whose adjusted p-value is significant.
         critical: z at which each period becomes significant family-wise.
+        margin: amplitude below which a remainder does not matter.
 
     Returns:
         The period, or None where nothing is significant.
     """
     remainders: list[tuple[float, int]] = []
     for candidate in sorted(significant):
-        rest = without_residue_means(observations, candidate)
-        left = {
-            period: float(exponential_scale(rayleigh(harmonic_sums(rest, period)[:, :1]), period)[0])
-            for period in significant
-            if period != candidate
-        }
-        if all(z < critical[period] for period, z in left.items()):
+        left = remaining_periods(observations, candidate, significant, critical, margin)
+        if not left:
             return candidate
         remainders.append((max(left.values()), candidate))
     return min(remainders)[1] if remainders else None
+
+
+def remaining_periods(
+    observations: Observations,
+    candidate: int,
+    significant: Sequence[int],
+    critical: dict[int, float],
+    margin: float,
+) -> dict[int, float]:
+    """Significant periods that are still there once the candidate's residue means are gone, with their z.
+
+    A period remains if its z is critical and its amplitude reaches the margin. Without the second condition a
+    nearly deterministic effect, whose noise is tiny, would let a hundredth of a point pass for a period.
+    """
+    left: dict[int, float] = {}
+    for period in significant:
+        if period == candidate:
+            continue
+        rest = _without_candidate(observations, candidate, period)
+        sums = harmonic_sums(rest, period)[:, :1]
+        z = float(exponential_scale(rayleigh(sums), period)[0])
+        power = float(np.abs(sums.sum()) ** 2)
+        prompts = rest.window_for(period).outcomes.size
+        if z >= critical[period] and harmonic_amplitude(power, prompts, degrees_of(period)) >= margin:
+            left[period] = z
+    return left
 
 
 def extend_period(
@@ -217,6 +252,7 @@ def extend_period(
     shifts: int = 9999,
     seed: int = 0,
     alpha: float = 0.01,
+    margin: float = 0.0,
 ) -> int:
     """Move from the period named to a multiple of it, where residues of the multiple differ beyond it.
 
@@ -232,16 +268,31 @@ def extend_period(
         shifts: B.
         seed: of the shifts.
         alpha: level of each step.
+        margin: half peak to trough below which what a multiple adds does not matter.
 
     Returns:
         The period, or a multiple of it.
     """
     multiples = [m for m in sorted(periods) if m > period_tokens and m % period_tokens == 0]
-    rest = without_residue_means(observations, period_tokens)
     for multiple in multiples:
-        if residue_test(rest, multiple, shifts=shifts, seed=seed).q_p_value <= alpha / len(multiples):
-            return extend_period(rest, multiple, multiples, shifts=shifts, seed=seed, alpha=alpha)
+        rest = _without_candidate(observations, period_tokens, multiple)
+        if residue_test(rest, multiple, shifts=shifts, seed=seed).q_p_value > alpha / len(multiples):
+            continue
+        added = gap_draws(rest.lap_means(multiple), resamples=0, seed=seed)[0] / 200.0
+        if added >= margin:
+            return extend_period(observations, multiple, multiples, shifts=shifts, seed=seed, alpha=alpha, margin=margin)
     return period_tokens
+
+
+def _without_candidate(observations: Observations, candidate: int, period_tokens: int) -> Observations:
+    """Remove the candidate's residue means as the test of another period will see them.
+
+    That test reads whole laps only. Means over columns that it does not read would leave a trend along the
+    window behind as a residue effect; they are used only where its laps hold no whole lap of the candidate.
+    """
+    window = observations.window_for(period_tokens)
+    same_laps = window.window_tokens % candidate == 0
+    return without_residue_means(window if same_laps else observations, candidate)
 
 
 def without_residue_means(observations: Observations, period_tokens: int) -> Observations:

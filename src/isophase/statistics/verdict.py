@@ -99,6 +99,7 @@ def assess(
             controls=controls,
             shifts=shifts,
             seed=seed,
+            margin=margin,
         )
     named = scan.period_tokens if scan else None
     axis = stride or named or _default_axis(scan, usable.window_tokens)

@@ -30,7 +30,9 @@ def open_target(spec: str, *, gguf_file: str | None = None) -> Target:
 
         return PlantedTarget.from_spec(spec)
     if kind not in ("isophase", "hf") or not rest:
-        raise IsophaseError(f"unknown target {spec!r}.", f"A target is {_KINDS}; `isophase models` lists the bundled ones.")
+        raise IsophaseError(
+            f"unknown target {spec!r}.", f"A target is {_KINDS}; `isophase models` lists the bundled ones."
+        )
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401

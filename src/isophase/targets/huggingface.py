@@ -34,6 +34,7 @@ _REUSE_TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e
 # A shorter common prefix is not worth a forward pass of its own.
 _SHORTEST_PREFIX_TOKENS = 16
 _BATCH_TOKENS = 16_384
+_SAMPLED_BLOCKS, _BLOCK_BYTES = 16, 4096
 
 
 class HuggingFaceTokenizer:
@@ -149,13 +150,14 @@ class HuggingFaceTarget:
         }
 
     def fingerprint(self) -> str:
-        """Digest of configuration and weight files (names and sizes), to refuse a resume on another model."""
+        """Digest of configuration and weights (names, sizes, samples): no resume on another model."""
         digest = sha256(json.dumps(self.config.to_dict(), sort_keys=True, default=str).encode())
-        folder = Path(self.path)
+        folder = Path(self.path).expanduser()
         if folder.is_dir():
             for file in sorted(folder.iterdir()):
                 if file.suffix in {".safetensors", ".gguf", ".bin"}:
                     digest.update(f"{file.name} {file.stat().st_size}".encode())
+                    digest.update(_sample(file))
         return digest.hexdigest()[:16]
 
     def answer(self, prompts: Sequence[Prompt]) -> Iterator[Answer]:
@@ -211,12 +213,17 @@ class HuggingFaceTarget:
     def _logits(self, group: list[Prompt], answers: list[tuple[int, ...]], *, share: bool) -> torch.Tensor:
         """Logits that predict each answer token, [B, A, V], on the CPU side in chunks of bounded size."""
         ids_BT = torch.from_numpy(
-            np.stack([np.concatenate([p.ids, np.asarray(a[:-1], dtype=np.int32)]) for p, a in zip(group, answers)])
+            np.stack(
+                [
+                    np.concatenate([p.ids, np.asarray(a[:-1], dtype=np.int32)])
+                    for p, a in zip(group, answers, strict=True)
+                ]
+            )
         ).long()
         keep = len(answers[0])
         common = _common_prefix(ids_BT, keep) if share and len(group) > 1 else 0
         rows = max(1, self.batch_tokens // ids_BT.shape[1])
-        chunks = list(ids_BT.split(rows))
+        chunks = [ids_BT[first : first + rows] for first in range(0, len(ids_BT), rows)]
         with torch.inference_mode():
             if common < _SHORTEST_PREFIX_TOKENS:
                 return torch.cat([self._forward(chunk, keep).logits for chunk in chunks])
@@ -227,7 +234,9 @@ class HuggingFaceTarget:
                 cache = prefix if n == len(chunks) - 1 else copy.deepcopy(prefix)
                 # One row becomes many: reordering, which beam search needs, is what every cache can do.
                 cache.reorder_cache(torch.zeros(len(chunk), dtype=torch.long, device=self.device))
-                out.append(self._forward(chunk[:, common:], keep, use_cache=True, **cache_argument(cache)).logits)
+                out.append(
+                    self._forward(chunk[:, common:], keep, use_cache=True, **cache_argument(cache)).logits
+                )
             return torch.cat(out)
 
     def _forward(self, ids: torch.Tensor, keep: int, *, use_cache: bool = False, **kwargs: Any) -> Any:
@@ -243,7 +252,7 @@ class HuggingFaceTarget:
         return self._shares_prefix
 
     def _prefix_sharing_is_exact(self, group: list[Prompt]) -> bool:
-        """Try the shared prefix once against reading whole prompts; a model that differs reads whole prompts."""
+        """Try the shared prefix once against reading whole prompts; where it differs it is not used."""
         pair = [group[0], group[-1]]
         answers = [p.answer_ids for p in pair]
         plain = torch.log_softmax(self._logits(pair, answers, share=False).float(), dim=-1)
@@ -259,7 +268,7 @@ class HuggingFaceTarget:
 def _judge(prompt: Prompt, picked: Any, log_probability: float, choices: tuple[float, ...]) -> Answer:
     if not np.isfinite(log_probability):
         return Answer(status="error", correct=False, log_probability=float("nan"), detail="non-finite logits")
-    matches = [int(p) == a for p, a in zip(picked, prompt.answer_ids)]
+    matches = [int(p) == a for p, a in zip(picked, prompt.answer_ids, strict=True)]
     correct = all(matches)
     length = len(matches) if correct else matches.index(False) + 1
     output = tuple(int(p) for p in picked[:length])
@@ -271,6 +280,17 @@ def _judge(prompt: Prompt, picked: Any, log_probability: float, choices: tuple[f
         output_ids=output,
         choice_log_probabilities=choices,
     )
+
+
+def _sample(file: Path) -> bytes:
+    """A few blocks spread over a file: training moves every weight, so they tell two models apart."""
+    size = file.stat().st_size
+    with file.open("rb") as opened:
+        blocks = []
+        for n in range(_SAMPLED_BLOCKS):
+            opened.seek(max(0, size - _BLOCK_BYTES) * n // (_SAMPLED_BLOCKS - 1))
+            blocks.append(opened.read(_BLOCK_BYTES))
+    return b"".join(blocks)
 
 
 def _shape(prompt: Prompt) -> tuple[int, int, int, tuple[int, ...]]:
@@ -313,7 +333,9 @@ def load_part(loader: Any, path: str, what: str, **kwargs: Any) -> Any:
         )
     gguf = kwargs.get("gguf_file")
     if gguf and looks_local and not (Path(path).expanduser() / gguf).is_file():
-        raise IsophaseError(f"GGUF file {gguf!r} is not in {path!r}.", "Give the file's name inside the folder.")
+        raise IsophaseError(
+            f"GGUF file {gguf!r} is not in {path!r}.", "Give the file's name inside the folder."
+        )
     try:
         if not looks_local:
             return loader.from_pretrained(path, **kwargs)

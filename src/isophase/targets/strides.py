@@ -47,7 +47,7 @@ def grids_of(config: Any) -> list[Grid]:
             rates = getattr(part, "compress_rates", None) or {}
             used = set(getattr(part, "layer_types", None) or rates)
             for layer_type, rate in rates.items():
-                if layer_type in used:
+                if layer_type in used and rate > 1:
                     setting = f"compress_rates.{layer_type}"
                     found[rate, setting] = Grid(stride_tokens=rate, kind="payload", setting=setting)
         for name, (kind, setting) in _SETTINGS.items():

@@ -180,10 +180,12 @@ def scan_figure(finding: Finding) -> Figure | None:
     for index, (test, z) in enumerate(strengths):
         middle = (index + 0.5) / len(strengths)
         found = test.period_tokens == finding.period_tokens
-        kind = "odd" if test.control else "stem weak" if found else "stem"
+        echo = test.explained_by_tokens is not None
+        kind = "stem weak" if found else "stem echo" if echo else "odd" if test.control else "stem"
         tooltip = (
             f"period {test.period_tokens}: z {words.number(z, 1)}, p {words.p_value(test.p_value)}, "
             f"adjusted {words.p_value(test.p_adjusted)}, amplitude {words.number(test.amplitude, 3)}"
+            + (f", explained by period {test.explained_by_tokens}" if echo else "")
         )
         if z is not None:
             plot.line(middle, middle, 0, z, kind)
@@ -195,6 +197,8 @@ def scan_figure(finding: Finding) -> Figure | None:
     legend = [("stem", "possible period")]
     if finding.period_tokens is not None:
         legend.append(("stem weak", "period found"))
+    if any(test.explained_by_tokens is not None for test in finding.scan):
+        legend.append(("stem echo", "explained by it"))
     if any(test.control for test in finding.scan):
         legend.append(("odd", "odd: control"))
     if line is not None:
@@ -207,9 +211,10 @@ def scan_figure(finding: Finding) -> Figure | None:
         reading=(
             "For every candidate period the chart shows how well the answers of all items agree on one "
             "wave of that period. Without an effect z is about 1. Above the dashed line a period is "
-            "significant even though many were tried. Multiples of a true period rise with it; the "
-            "smallest one that explains the others is reported. No known compressor uses these odd periods"
-            ": if a hollow mark rises above the line, suspect the set-up rather than the model."
+            "significant even though many were tried. A true period lifts others with it, its harmonics and, in "
+            "a short window, its neighbours; the smallest one that explains the others is named, and those are "
+            "pale. No known compressor uses odd periods: if a hollow mark rises above the line, suspect the "
+            "set-up rather than the model."
         ),
     )
 

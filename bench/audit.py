@@ -24,11 +24,11 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-from real_models import smollm2
 
 from isophase.probes import ProbeSettings, Prompt, build_probe
 from isophase.targets.bundled import open_bundled
 from isophase.targets.huggingface import HuggingFaceTarget
+from real_models import smollm2
 
 SIZES = {
     "bundled": {"records": 24, "length_tokens": 114, "window_tokens": 24, "items": 8},

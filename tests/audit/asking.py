@@ -39,10 +39,13 @@ class Logged:
 def main():
     spec = sys.argv[1]
     opener = cache(open_target)
-    settings = AuditSettings(
-        targets=(spec,), control="none", items=20, window_tokens=8, records=4, length_tokens=96
-    )
+    settings = AuditSettings(targets=(spec,), control="none", items=20, window_tokens=8, records=4, length_tokens=96)
     plan = make_plan(settings, opener, pilot=False)
+    if spec.startswith("hf:"):
+        import torch
+
+        torch.set_num_threads(1)  # threads do not survive a fork
+        assert opener(spec).model  # load once, so that kills fall into the asking
     # Children are killed long before a second is over; they must get somewhere.
     run._FLUSH_SECONDS = 0.05
     for line in sys.stdin:

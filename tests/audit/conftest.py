@@ -30,9 +30,7 @@ def settings() -> Callable[..., AuditSettings]:
 def run(tmp_path: Path) -> Callable[..., tuple[Plan, Path]]:
     """Plan and ask into a fresh folder below `tmp_path`."""
 
-    def build(
-        chosen: AuditSettings, name: str = "run", opener: OpenTarget | None = None
-    ) -> tuple[Plan, Path]:
+    def build(chosen: AuditSettings, name: str = "run", opener: OpenTarget | None = None) -> tuple[Plan, Path]:
         opener = opener or cache(open_target)
         plan = make_plan(chosen, opener, pilot=True)
         run_plan(plan, tmp_path / name, opener)

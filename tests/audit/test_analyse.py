@@ -54,9 +54,7 @@ def test_worst_phase_is_the_planted_one(report_of):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_nothing_planted_is_never_sensitive(report_of, seed):
-    report = report_of(
-        "planted:amplitude=0,accuracy=.8,trend=.2,noise=.1", items=24, window_tokens=24, seed=seed
-    )
+    report = report_of("planted:amplitude=0,accuracy=.8,trend=.2,noise=.1", items=24, window_tokens=24, seed=seed)
     assert report.verdict in ("none", "inconclusive")
     assert report.period_tokens is None
 
@@ -185,9 +183,7 @@ def test_limits_name_length_pilot_and_probe(run, settings):
     (part,) = plan.parts
     assert words.limits(plan) == ["Prompts have 256 tokens; effects can be larger in longer contexts."]
     piloted = part.model_copy(update={"pilot_accuracy": {"128": 0.25, "64": 0.75}})
-    selector = part.model_copy(
-        update={"grids": ("x: stride 4 (selector only, exact tokens are still read)",)}
-    )
+    selector = part.model_copy(update={"grids": ("x: stride 4 (selector only, exact tokens are still read)",)})
     completion = part.model_copy(update={"probe": part.probe.model_copy(update={"probe": "completion"})})
     notes = words.limits(plan.model_copy(update={"parts": (piloted, selector, completion)}))
     assert "A pilot chose the number of records (accuracy by records: 128: 25%, 64: 75%)." in notes

@@ -56,9 +56,7 @@ def test_which_parts_are_compared(folder):
     assert (found.first, found.second) == (EFFECT, EFFECT)
 
 
-@pytest.mark.parametrize(
-    "change", [{"seed": 1}, {"records": 5}, {"length_tokens": 300}, {"probes": ("prefix",)}]
-)
+@pytest.mark.parametrize("change", [{"seed": 1}, {"records": 5}, {"length_tokens": 300}, {"probes": ("prefix",)}])
 def test_different_items_are_refused(folder, change):
     with pytest.raises(IsophaseError, match=r"asked the same prompts .*same options and --seed"):
         compared(folder("a", EFFECT), folder("b", NULL, **change))

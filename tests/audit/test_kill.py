@@ -50,7 +50,7 @@ def test_kill_at_random_instants_then_resume(driver, tmp_path):
 
     rng = random.Random(7)
     in_flight = Counter()
-    read = 0
+    read = busy = 0
     for attempt in range(KILLS + 1):
         durable = set(read_answers(killed)[0]) if killed.exists() else set()
         last = attempt == KILLS
@@ -59,6 +59,7 @@ def test_kill_at_random_instants_then_resume(driver, tmp_path):
         rows = [int(row) for row in log.read_text().split()] if log.exists() else []
         asked, read = Counter(rows[read:]), len(rows)
         assert max(asked.values(), default=1) == 1
+        busy += bool(asked)
         again = set(asked) & durable
         if grouped:
             # Only an item whose lines were cut off in the middle is read again, as a whole.
@@ -70,6 +71,7 @@ def test_kill_at_random_instants_then_resume(driver, tmp_path):
         in_flight.update(again)
         if not last:
             assert not (killed / "manifest.json").exists()
+    assert busy >= KILLS // 2
     total = Counter(int(row) for row in log.read_text().split())
     assert set(total) == set(range(20 * WIDTH))
     assert all(total[row] == 1 + in_flight[row] for row in total)

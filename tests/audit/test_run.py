@@ -100,9 +100,7 @@ def test_same_seed_same_bytes_whatever_the_hash_seed(tmp_path):
     for name, seed, hash_seed in (("a", "3", "1"), ("b", "3", "2"), ("c", "4", "1")):
         command = [sys.executable, *COMMAND, "--seed", seed, "--out", str(tmp_path / name)]
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        )
+        processes.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE))
     assert {process.wait() for process in processes} <= {0, 10, 11}
     for process in processes:
         process.communicate()

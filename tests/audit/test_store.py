@@ -48,9 +48,7 @@ def test_answers_round_trip_in_one_line(row, answer):
 
 
 def some_answers(count=4):
-    return [
-        (row, Answer(status="ok", correct=row % 2 == 0, log_probability=-row / 3)) for row in range(count)
-    ]
+    return [(row, Answer(status="ok", correct=row % 2 == 0, log_probability=-row / 3)) for row in range(count)]
 
 
 @pytest.fixture

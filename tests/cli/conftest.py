@@ -65,9 +65,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory):
     from isophase.models.config import CompressedQwen3Config
     from isophase.probes.pairs import WORDS
 
-    def make(
-        words: tuple[str, ...] = WORDS, record_style: str | None = "pairs", weights: bool = False
-    ) -> Path:
+    def make(words: tuple[str, ...] = WORDS, record_style: str | None = "pairs", weights: bool = False) -> Path:
         folder = tmp_path_factory.mktemp("model")
         config = CompressedQwen3Config(
             vocab_size=len(words),

@@ -114,9 +114,7 @@ def test_run_folders_that_cannot_be_used(isophase, tmp_path):
     assert [p.name for p in (tmp_path / "foreign").iterdir()] == ["thesis.tex"]
     (tmp_path / "empty").mkdir()
     for command in ("report", "show"):
-        refused(
-            isophase(command, "empty"), "'empty' is not a run folder", "Give the folder that `isophase audit`"
-        )
+        refused(isophase(command, "empty"), "'empty' is not a run folder", "Give the folder that `isophase audit`")
 
 
 def test_run_folder_of_another_command_or_newer_schema(isophase, tmp_path):

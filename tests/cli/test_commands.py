@@ -218,9 +218,7 @@ def test_completion_probe_that_does_not_apply(isophase, model_folder):
     spec = f"hf:{model_folder(weights=True)}"
     alone = isophase("audit", spec, "--probe", "completion", "--out", "run")
     assert alone.code == 2
-    assert alone.err.startswith(
-        "isophase: The completion probe does not apply: this tokenizer cannot spell '8'"
-    )
+    assert alone.err.startswith("isophase: The completion probe does not apply: this tokenizer cannot spell '8'")
     small = ("--items", 2, "--records", 4, "--length", 120, "--window", 8)
     every = isophase("audit", spec, "--probe", "all", *small, "--out", "run", "--json", "-")
     report = json.loads(every.out)

@@ -25,7 +25,7 @@ SETTINGS: dict[str, Any] = {
         "local_window": 4,
     },
     "stages": [
-        {"context_tokens": 12, "pairs": 3, "queries": 2, "batch": 4, "steps": 3},
+        {"context_tokens": 16, "pairs": 3, "queries": 2, "batch": 4, "steps": 3},
         {"context_tokens": 20, "pairs": 4, "queries": 3, "batch": 2, "steps": 3, "alone": 0.5},
     ],
     "optimiser": {"learning_rate": 0.01, "warmup_steps": 2},

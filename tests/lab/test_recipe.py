@@ -18,7 +18,7 @@ name: base
 seed: 1
 model: {hidden_size: 16, local_window: 4}
 stages:
-  - {context_tokens: 12, pairs: 3, queries: 2, batch: 4, steps: 3}
+  - {context_tokens: 16, pairs: 3, queries: 2, batch: 4, steps: 3}
 optimiser: {learning_rate: 0.01, warmup_steps: 2}
 """
 
@@ -59,9 +59,7 @@ def test_a_base_is_changed_key_by_key(base: Path) -> None:
 
 
 def test_overrides(base: Path) -> None:
-    recipe = read_recipe(
-        base, ("seed=9", "model.compression_stride=4", "optimiser.betas=[0.8, 0.9]", "probe.items=3")
-    )
+    recipe = read_recipe(base, ("seed=9", "model.compression_stride=4", "optimiser.betas=[0.8, 0.9]", "probe.items=3"))
     assert recipe.seed == 9
     assert recipe.model["compression_stride"] == 4
     assert recipe.optimiser.betas == (0.8, 0.9)
@@ -101,7 +99,10 @@ def test_bad_files_are_one_line(base: Path, tmp_path: Path) -> None:
         ("base: none.yaml\n", ["none.yaml", "No such file"]),
         ("base: [1]\n", ["base", "[1]"]),
         (BASE + "nonsense: 1\n", ["nonsense"]),
-        (BASE.replace("pairs: 3", "pairs: 7"), ["stages.0", "7 pairs do not fit into 12 context tokens"]),
+        (
+            BASE.replace("pairs: 3", "pairs: 7"),
+            ["stages.0", "7 pairs and a lead of 8 do not fit into 16 context tokens"],
+        ),
         (BASE.replace("seed: 1", "seed: one"), ["seed", "'one'"]),
     ]:
         path.write_text(text)

@@ -39,7 +39,7 @@ def test_a_run_writes_all_its_files(make_recipe, tmp_path: Path) -> None:
     assert TrainingRecord.model_validate_json((out / "training.json").read_text()) == record
     assert Recipe.model_validate_json((out / "recipe.json").read_text()) == recipe
     assert (record.steps, record.sequences) == (6, 3 * 4 + 3 * 2)
-    assert record.tokens == 3 * 4 * (12 + 6) + 3 * 2 * (20 + 9)
+    assert record.tokens == 3 * 4 * (16 + 6) + 3 * 2 * (20 + 9)
     assert (record.window_tokens, record.stride_tokens, record.kv_heads, record.layers) == (4, 4, 1, 2)
     assert record.command == "isophase train tiny.yaml"
     assert record.probe == {"records": 4, "length_tokens": 32}
@@ -92,9 +92,7 @@ def test_a_step_learns_what_the_labels_say_and_no_more(make_recipe) -> None:
     labels = torch.from_numpy(batch.labels)
     with torch.no_grad():
         logits = model(torch.from_numpy(batch.ids)).logits[:, :-1]
-    expected = torch.nn.functional.cross_entropy(
-        logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
-    )
+    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
     predicted = labels[:, 1:] != IGNORED
     right = (logits.argmax(-1) == labels[:, 1:])[predicted].float().mean()
     optimiser = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -59,9 +59,7 @@ def test_sampling_runs_and_follows_the_seed(make_model, draw_ids) -> None:
     outs = []
     for use_memory in (True, False):
         torch.manual_seed(3)
-        outs.append(
-            model.generate(ids, do_sample=True, max_new_tokens=8, eos_token_id=None, use_cache=use_memory)
-        )
+        outs.append(model.generate(ids, do_sample=True, max_new_tokens=8, eos_token_id=None, use_cache=use_memory))
     assert torch.equal(*outs)
 
 

@@ -27,9 +27,7 @@ def rotate(x_H: torch.Tensor, position: int, theta: float) -> torch.Tensor:
     return out
 
 
-def entry_of(
-    branch: Any, hidden_TD: torch.Tensor, entry: int, head: int, window: int, stride: int
-) -> torch.Tensor:
+def entry_of(branch: Any, hidden_TD: torch.Tensor, entry: int, head: int, window: int, stride: int) -> torch.Tensor:
     """`sum_i softmax_i(Z_i h_i + b_i) C_i h_i` over the slots that hold a token."""
     start = (entry + 1) * stride - window
     width = branch.head_width

@@ -109,9 +109,7 @@ def test_rows_do_not_depend_on_each_other(make_model, read, draw_ids) -> None:
         for row in range(3):
             alone, alone_memory = read(model, ids[row : row + 1], [5, 13])
             torch.testing.assert_close(together[row : row + 1], alone, **TIGHT)
-            torch.testing.assert_close(
-                memory.layers[1].keys[row : row + 1], alone_memory.layers[1].keys, **TIGHT
-            )
+            torch.testing.assert_close(memory.layers[1].keys[row : row + 1], alone_memory.layers[1].keys, **TIGHT)
 
 
 def test_embeddings_instead_of_ids(make_model, draw_ids) -> None:
@@ -131,8 +129,6 @@ def test_logits_to_keep_and_hidden_states(make_model, draw_ids) -> None:
     with torch.no_grad():
         outputs = model(ids, output_hidden_states=True)
         torch.testing.assert_close(model(ids, logits_to_keep=3).logits, outputs.logits[:, -3:])
-        torch.testing.assert_close(
-            model(ids, logits_to_keep=torch.tensor([0, 7])).logits, outputs.logits[:, [0, 7]]
-        )
+        torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([0, 7])).logits, outputs.logits[:, [0, 7]])
     assert len(outputs.hidden_states) == 3
     torch.testing.assert_close(model.lm_head(outputs.hidden_states[-1]), outputs.logits)

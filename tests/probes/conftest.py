@@ -52,9 +52,7 @@ def metaspace() -> Wrapped:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
     byte_tokens = [f"<0x{value:02X}>" for value in range(256)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=8000, special_tokens=["<unk>", *byte_tokens], show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=8000, special_tokens=["<unk>", *byte_tokens], show_progress=False)
     words = " ".join([*KEYS, *VALUES, *FILLER])
     inner.train_from_iterator([*PROSE.split("\n"), words, words], trainer)
     return Wrapped(inner)

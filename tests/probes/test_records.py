@@ -48,9 +48,7 @@ def tokenizer_named(closed, bpe):
     return {"closed": closed, "bpe": bpe}
 
 
-quick = hypothesis_settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+quick = hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def question_tokens(probe) -> int:
@@ -183,9 +181,7 @@ def test_in_sequence_distractors_do_not_move_in_lockstep(closed):
 def test_seeds(closed):
     first, again, other = make(closed, seed=5), make(closed, seed=5), make(closed, seed=6)
     order = [13, 2, 20, 2, 7]
-    assert [first.prompt(row).ids.tobytes() for row in order] == [
-        again.prompt(row).ids.tobytes() for row in order
-    ]
+    assert [first.prompt(row).ids.tobytes() for row in order] == [again.prompt(row).ids.tobytes() for row in order]
     assert all((first.prompt(row).ids != other.prompt(row).ids).any() for row in order)
 
 
@@ -246,9 +242,7 @@ def test_bad_settings_say_what_to_do(closed, bpe):
 
 @pytest.mark.parametrize("mode", MODES)
 def test_needle_of_16_000_records_in_128k_tokens(bpe, mode):
-    probe = make(
-        bpe, probe=mode, items=256, records=16_000, length_tokens=131_072, key_tokens=2, style="compact"
-    )
+    probe = make(bpe, probe=mode, items=256, records=16_000, length_tokens=131_072, key_tokens=2, style="compact")
     assert len(probe) == 2048
     newline = probe.style.record.ids[-1]
     for row in (0, 1, 1027):

@@ -74,9 +74,7 @@ def test_p_values_equal_a_loop_over_the_same_shifts() -> None:
     sums = harmonic_sums(data, period)
     hits, q_hits, contrast_hits = np.zeros(3), 0, 0
     for b in range(shifts):
-        turned = sum(
-            sums[i] * np.exp(-2j * np.pi * np.arange(1, 4) * starts[i, b] / period) for i in range(6)
-        )
+        turned = sum(sums[i] * np.exp(-2j * np.pi * np.arange(1, 4) * starts[i, b] / period) for i in range(6))
         hits += np.abs(turned) ** 2 >= test.power - 1e-6
         rolled = np.stack([np.roll(table[i], -starts[i, b]) for i in range(6)])
         q_hits += cochran_q(rolled) >= test.q - 1e-9
@@ -116,10 +114,7 @@ def test_chunks_of_shifts_do_not_change_the_totals(monkeypatch: pytest.MonkeyPat
 def test_p_values_are_uniform_under_the_null(sim) -> None:
     rng = np.random.default_rng(7)
     p = np.array(
-        [
-            residue_test(sim.draw(rng, 30, 16, trend=1.0, wobble=0.5), 8, shifts=199, seed=i).p_values
-            for i in range(300)
-        ]
+        [residue_test(sim.draw(rng, 30, 16, trend=1.0, wobble=0.5), 8, shifts=199, seed=i).p_values for i in range(300)]
     )
     assert np.abs(np.sort(p[:, 0]) - np.arange(1, 301) / 301).max() < 0.1
     assert ((p < 0.05).mean(axis=0) < 0.095).all()

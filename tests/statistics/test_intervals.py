@@ -55,9 +55,7 @@ def test_table_leaves_missing_answers_out_and_takes_scores() -> None:
 def test_items_that_agree_with_themselves_widen_the_accuracy_interval() -> None:
     positions = np.arange(10) + np.zeros((20, 1), dtype=int)
     alike = Observations(np.repeat(np.arange(20)[:, None] % 2, 10, axis=1).astype(float), positions, 1)
-    np.testing.assert_allclose(
-        accuracy_interval(alike), proportion_confint(9.5, 19, method="wilson"), atol=1e-9
-    )
+    np.testing.assert_allclose(accuracy_interval(alike), proportion_confint(9.5, 19, method="wilson"), atol=1e-9)
     mixed = Observations(np.tile(np.arange(10) % 2, (20, 1)).astype(float), positions, 1)
     np.testing.assert_allclose(accuracy_interval(mixed), proportion_confint(100, 200, method="wilson"))
     assert accuracy_interval(Observations(np.full((1, 3), np.nan), np.arange(3)[None], 1)) == (0.0, 1.0)
@@ -90,9 +88,7 @@ def test_gap_is_unbiased_where_max_minus_min_is_not(sim) -> None:
 def test_gap_of_a_planted_residue(sim) -> None:
     rng = np.random.default_rng(1)
     gaps = [
-        cross_fitted_gap(
-            sim.draw(rng, 80, 8, sim.weak_residue(8, 7, 0.5)).lap_means(8), resamples=200, seed=i
-        )
+        cross_fitted_gap(sim.draw(rng, 80, 8, sim.weak_residue(8, 7, 0.5)).lap_means(8), resamples=200, seed=i)
         for i in range(60)
     ]
     assert np.mean([gap.points for gap in gaps]) == pytest.approx(50, abs=2)

@@ -16,9 +16,7 @@ NULLS = 400
 TRIALS = 400
 
 
-@pytest.mark.parametrize(
-    ("stride", "items", "window"), [(4, 60, 24), (8, 60, 24), (16, 40, 32), (128, 15, 128)]
-)
+@pytest.mark.parametrize(("stride", "items", "window"), [(4, 60, 24), (8, 60, 24), (16, 40, 32), (128, 15, 128)])
 def test_false_alarms(sim, stride: int, items: int, window: int) -> None:
     """Depth trend, unlike items, a smooth curve per item: none of it is a period."""
     rng = np.random.default_rng(stride)
@@ -46,9 +44,7 @@ def test_false_alarms(sim, stride: int, items: int, window: int) -> None:
 @pytest.mark.parametrize("amplitude", [0.05, 0.10])
 @pytest.mark.parametrize(("period", "window"), [(4, 24), (8, 24), (16, 32)])
 @pytest.mark.parametrize("known", [True, False], ids=["known", "scan"])
-def test_planned_prompts_find_a_sinusoid(
-    sim, known: bool, period: int, window: int, amplitude: float
-) -> None:
+def test_planned_prompts_find_a_sinusoid(sim, known: bool, period: int, window: int, amplitude: float) -> None:
     tests = 3 if known else sum(p <= window for p in DEFAULT_PERIODS)
     items = math.ceil(prompts_needed(0.16, amplitude, tests=tests, window_tokens=window) / window)
     rng = np.random.default_rng(period)
@@ -85,9 +81,7 @@ def test_one_weak_residue_is_named_by_the_scan(sim, period: int) -> None:
     rng = np.random.default_rng(period)
     named = sensitive = 0
     for seed in range(TRIALS):
-        data = sim.draw(
-            rng, 60, 48, sim.weak_residue(period, period - 1, 0.35), spread=0.5, trend=1.0, wobble=0.3
-        )
+        data = sim.draw(rng, 60, 48, sim.weak_residue(period, period - 1, 0.35), spread=0.5, trend=1.0, wobble=0.3)
         result = assess(data, None, seed=seed, **FAST)
         sensitive += result.verdict == "sensitive"
         named += result.period_tokens == period

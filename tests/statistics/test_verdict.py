@@ -141,9 +141,7 @@ def test_missing_answers_drop_items(sim) -> None:
     found = assess(data, 8, **FAST)
     assert (found.items, found.dropped_items) == (28, 2)
     assert "items_dropped" in found.reasons
-    rest = assess(
-        Observations(np.delete(data.outcomes, [3, 7], 0), np.delete(data.positions, [3, 7], 0), 2), 8, **FAST
-    )
+    rest = assess(Observations(np.delete(data.outcomes, [3, 7], 0), np.delete(data.positions, [3, 7], 0), 2), 8, **FAST)
     assert found.p_values == rest.p_values
 
 
@@ -201,11 +199,7 @@ def test_every_number_is_finite_and_seeds_repeat(sim) -> None:
 
 def test_log_probabilities_as_outcomes(sim) -> None:
     data = sim.draw(np.random.default_rng(12), 60, 24)
-    scores = (
-        -0.5
-        + 0.3 * np.cos(2 * np.pi * data.positions / 8)
-        + 0.1 * np.random.default_rng(0).normal(size=(60, 24))
-    )
+    scores = -0.5 + 0.3 * np.cos(2 * np.pi * data.positions / 8) + 0.1 * np.random.default_rng(0).normal(size=(60, 24))
     found = assess(replace(data, outcomes=scores), 8, **FAST)
     assert found.verdict == "sensitive"
     assert found.amplitude == pytest.approx(0.3, abs=0.02)

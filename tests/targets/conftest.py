@@ -49,9 +49,7 @@ def _qwen2(vocabulary: int) -> Any:
 
 
 def _gpt_neox(vocabulary: int) -> Any:
-    return transformers.GPTNeoXForCausalLM(
-        transformers.GPTNeoXConfig(vocab_size=vocabulary, **SIZES, **LAYERS)
-    )
+    return transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(vocab_size=vocabulary, **SIZES, **LAYERS))
 
 
 def _gpt2(vocabulary: int) -> Any:
@@ -138,9 +136,7 @@ def bpe_tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture(scope="session")
-def folder(
-    bpe_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory
-) -> Callable[[str], Path]:
+def folder(bpe_tokenizer: PreTrainedTokenizerFast, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """`folder(architecture)`: a saved tiny random model with the tokenizer."""
     made: dict[str, Path] = {}
 

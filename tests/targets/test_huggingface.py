@@ -55,9 +55,7 @@ def assert_like_the_loop(target: HuggingFaceTarget, prompts: list[Prompt], loop:
         right = picked == list(prompt.answer_ids)
         assert answer.correct == right
         assert answer.log_probability == pytest.approx(log_p, abs=1e-4)
-        first_wrong = next(
-            (i for i, (p, a) in enumerate(zip(picked, prompt.answer_ids, strict=True)) if p != a), None
-        )
+        first_wrong = next((i for i, (p, a) in enumerate(zip(picked, prompt.answer_ids, strict=True)) if p != a), None)
         assert answer.output_ids == tuple(picked[: None if right else first_wrong + 1])
         formed = right or picked[0] in prompt.valid_first_ids or not prompt.valid_first_ids
         assert answer.status == ("ok" if formed else "wrong_format")
@@ -137,9 +135,7 @@ def test_choices_may_differ_between_neighbours(folder, plain_loop) -> None:
 def test_answers_come_in_the_order_of_the_prompts(folder, plain_loop) -> None:
     target = HuggingFaceTarget(str(folder("llama")), device="cpu")
     prompts = real_prompts(target) + real_prompts(target, length_tokens=147, value_tokens=2)
-    prompts = make_some_right(
-        target.model, [prompts[k] for k in np.random.default_rng(0).permutation(len(prompts))]
-    )
+    prompts = make_some_right(target.model, [prompts[k] for k in np.random.default_rng(0).permutation(len(prompts))])
     assert_like_the_loop(target, prompts, plain_loop)
     assert list(target.answer([])) == []
 

@@ -107,9 +107,7 @@ def test_weights_of_another_size(copy: Path) -> None:
 
 
 @pytest.mark.parametrize("architecture", ["llama", "deepseek_v4", "compressed_qwen3"])
-def test_loading_says_nothing(
-    folder: Callable[[str], Path], capfd: pytest.CaptureFixture[str], architecture
-) -> None:
+def test_loading_says_nothing(folder: Callable[[str], Path], capfd: pytest.CaptureFixture[str], architecture) -> None:
     was = transformers_logging.is_progress_bar_enabled()
     assert not HuggingFaceTarget(str(folder(architecture)), device="cpu").model.training
     out, err = capfd.readouterr()

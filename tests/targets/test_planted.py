@@ -97,9 +97,7 @@ def min_max(values, key):
 
 def test_spec_round_trips():
     assert PlantedTarget.from_spec("planted:") == PlantedTarget()
-    target = PlantedTarget.from_spec(
-        "planted:period=4, amplitude=.2,shape=single,noise=.05,accuracy=.7,seed=9"
-    )
+    target = PlantedTarget.from_spec("planted:period=4, amplitude=.2,shape=single,noise=.05,accuracy=.7,seed=9")
     expected = PlantedTarget(period=4, amplitude=0.2, shape="single", item_noise=0.05, accuracy=0.7, seed=9)
     assert target == expected
     assert PlantedTarget.from_spec(target.name) == target

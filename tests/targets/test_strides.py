@@ -30,9 +30,7 @@ def test_deepseek_v4() -> None:
     assert found(only) == [(4, "payload", f"compress_rates.{csa}")]
     none = transformers.DeepseekV4Config(num_hidden_layers=1, layer_types=["sliding_attention"])
     assert found(none) == []
-    exact = transformers.DeepseekV4Config(
-        num_hidden_layers=1, layer_types=[csa], compress_rates={csa: 1, hca: 128}
-    )
+    exact = transformers.DeepseekV4Config(num_hidden_layers=1, layer_types=[csa], compress_rates={csa: 1, hca: 128})
     assert found(exact) == []
 
 

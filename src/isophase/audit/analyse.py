@@ -51,17 +51,14 @@ def build_report(folder: Path, tokenizer_of: Callable[[str], Tokenizer]) -> Repo
     plan, answers, manifest = load_run(folder)
     if manifest is None:
         raise IsophaseError(
-            f"the run in {str(folder)!r} is not complete: {len(answers)} of {plan.rows} "
-            "prompts are answered.",
+            f"the run in {str(folder)!r} is not complete: {len(answers)} of {plan.rows} prompts are answered.",
             "Repeat the `isophase audit` command that began it; it resumes.",
         )
     missing = sum(row not in answers for row in range(plan.rows))
     if missing:
         raise IsophaseError(
-            f"{str(folder / ANSWERS)!r} is damaged: {missing} of {plan.rows} answers are "
-            "missing from a complete run.",
-            f"Restore it; or remove {MANIFEST} there and repeat the `isophase audit` "
-            "command that began the run.",
+            f"{str(folder / ANSWERS)!r} is damaged: {missing} of {plan.rows} answers are missing from a complete run.",
+            f"Restore it; or remove {MANIFEST} there and repeat the `isophase audit` command that began the run.",
         )
     findings = [analyse_part(plan, part, answers, tokenizer_of(part.target), manifest) for part in plan.parts]
     lead = findings[0]
@@ -120,9 +117,8 @@ def analyse_part(
     answers: Mapping[int, Answer],
     tokenizer: Tokenizer,
     manifest: Mapping[str, Any],
-    axis_tokens: int | None = None,
 ) -> Finding:
-    """One finding: one probe on one model. `axis_tokens`: phase axis where nothing else decides it."""
+    """One finding: one probe on one model."""
     seen = observe(part, answers, tokenizer)
     outcomes, positions = seen.observations.outcomes, seen.observations.positions
     rows, probe = seen.rows, seen.probe
@@ -218,9 +214,7 @@ def _outcomes(rows: list[Answer], probe: str) -> npt.NDArray[np.float64]:
         # The probe asks which of two numbers the model prefers, not whether either is its first choice.
         return np.array(
             [
-                float(a.log_probability > a.choice_log_probabilities[0])
-                if a.choice_log_probabilities
-                else np.nan
+                float(a.log_probability > a.choice_log_probabilities[0]) if a.choice_log_probabilities else np.nan
                 for a in rows
             ]
         )
@@ -290,9 +284,7 @@ def _strip(probe: CompletionProbe, rows: list[Answer], axis: int) -> CompletionS
         filler_tokens=lengths,
         p_right=_or_none(right),
         p_wrong=_or_none(wrong),
-        right_wins_by_phase=[
-            float(wins[:, phases == r].mean()) if (phases == r).any() else None for r in range(axis)
-        ],
+        right_wins_by_phase=[float(wins[:, phases == r].mean()) if (phases == r).any() else None for r in range(axis)],
         rankings=int(wins.size),
         rankings_right=int(wins.sum()),
     )

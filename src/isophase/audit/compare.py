@@ -62,8 +62,7 @@ class Comparison(BaseModel):
             f"gap        {self.gap_points[0]:.1f} against {self.gap_points[1]:.1f} points, "
             f"difference {self.gap_difference_points:+.1f} (95 % {gap_low:+.1f} to {gap_high:+.1f})",
             "p-values   " + ", ".join(f"{name} {p:.2g}" for name, p in self.p_values.items()),
-            "by phase   "
-            + "  ".join(f"{r}: {d:+.1f}" for r, d in enumerate(self.difference_by_phase_points)),
+            "by phase   " + "  ".join(f"{r}: {d:+.1f}" for r, d in enumerate(self.difference_by_phase_points)),
         ]
         return lines
 

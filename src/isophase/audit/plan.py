@@ -70,7 +70,8 @@ def make_plan(settings: AuditSettings, open_target: OpenTarget, *, pilot: bool) 
         for role, spec in targets:
             target = open_target(spec)
             # All models of a run answer the same items, so that they can be compared in pairs.
-            stride, source = _stride(settings, target)
+            # A control without a grid is held to the stride of the model that it stands beside.
+            stride, source = _stride(settings, target if role == "target" or target.grids else lead)
             proposal = _probe_settings(settings, probe_name, lead, records)
             try:
                 probe = build_probe(proposal, target.tokenizer)
@@ -122,17 +123,11 @@ def check_settings(settings: AuditSettings) -> None:
         value = getattr(settings, name)
         if value is not None and value < limit:
             option = _OPTIONS.get(name, "--" + name)
-            raise IsophaseError(
-                f"{option} is {value}; it must be at least {limit}.", f"Give {option} {limit} or more."
-            )
+            raise IsophaseError(f"{option} is {value}; it must be at least {limit}.", f"Give {option} {limit} or more.")
     if isinstance(settings.stride, int) and settings.stride < 2:
-        raise IsophaseError(
-            f"--stride is {settings.stride}; it must be at least 2.", "Give auto, scan or 2 and up."
-        )
+        raise IsophaseError(f"--stride is {settings.stride}; it must be at least 2.", "Give auto, scan or 2 and up.")
     if not 0 < settings.margin < 0.5:
-        raise IsophaseError(
-            f"--margin is {settings.margin}; it must lie between 0 and 0.5.", "The usual one is 0.02."
-        )
+        raise IsophaseError(f"--margin is {settings.margin}; it must lie between 0 and 0.5.", "The usual one is 0.02.")
     if settings.seed < 0:
         raise IsophaseError(f"--seed is {settings.seed}; it must not be negative.", "Give 0 or more.")
     window = settings.window_tokens
@@ -201,11 +196,7 @@ def _check_length(probe: Probe, target: Target) -> None:
 
 def _check_window(probe: Probe, stride: int | None, spec: str) -> None:
     if stride is not None and stride > probe.window_tokens:
-        remedy = (
-            "Audit it with --probe records."
-            if probe.name == "completion"
-            else f"Give --window {stride} or more."
-        )
+        remedy = "Audit it with --probe records." if probe.name == "completion" else f"Give --window {stride} or more."
         raise IsophaseError(
             f"the stride of {spec} is {stride} tokens, larger than the {probe.name} probe's window of "
             f"{probe.window_tokens} positions: not every phase would be asked.",
@@ -219,9 +210,7 @@ def needs_pilot(settings: AuditSettings, open_target: OpenTarget) -> bool:
     return known is None and settings.probes != ("completion",)
 
 
-def _records(
-    settings: AuditSettings, probe_name: str, lead: Target, pilot: bool
-) -> tuple[int, dict[str, float]]:
+def _records(settings: AuditSettings, probe_name: str, lead: Target, pilot: bool) -> tuple[int, dict[str, float]]:
     """The number of records: as asked, as the target proposes, or as a pilot finds it."""
     known = settings.records or lead.defaults.records
     if known is not None or probe_name == "completion":
@@ -303,9 +292,7 @@ def outlook(part: Part, tokenizer: Tokenizer) -> Outlook:
     window = probe.window_tokens
     # Within an item, lengths are the same or grow evenly from the first column to the last.
     first, last = len(probe.prompt(0).ids), len(probe.prompt(window - 1).ids)
-    periods: Sequence[int] = (
-        [part.stride_tokens] if part.stride_tokens else [p for p in DEFAULT_PERIODS if p <= window]
-    )
+    periods: Sequence[int] = [part.stride_tokens] if part.stride_tokens else [p for p in DEFAULT_PERIODS if p <= window]
     tests = 3 if part.stride_tokens else len(periods)
     return Outlook(
         prompts=part.rows,

@@ -91,8 +91,7 @@ def run_plan(plan: Plan, folder: Path, open_target: OpenTarget, console: Console
     for part in plan.parts:
         if open_target(part.target).fingerprint() != part.fingerprint:
             raise IsophaseError(
-                f"{part.target} is not the model that the run in {str(folder)!r} began "
-                "with (its files have changed).",
+                f"{part.target} is not the model that the run in {str(folder)!r} began with (its files have changed).",
                 "Run the audit into another --out folder.",
             )
     if (folder / MANIFEST).exists() and read_plan(folder) == plan:
@@ -140,9 +139,7 @@ def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int
             continue
         prompts = [probe.prompt(row - part.first_row) for row in batch]
         answers = _ask(target, prompts)
-        pending += [
-            (row, answer) for row, answer in zip(batch, answers, strict=True) if row not in run.answers
-        ]
+        pending += [(row, answer) for row, answer in zip(batch, answers, strict=True) if row not in run.answers]
         if time.monotonic() - last_flush >= _FLUSH_SECONDS or target.grouped:
             run.append(pending)
             advance(len(pending))
@@ -155,9 +152,7 @@ def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int
 
 def _ask(target: Target, prompts: Sequence[Prompt]) -> list[Answer]:
     answers = list(target.answer(prompts))
-    assert len(answers) == len(prompts), (
-        f"{target.name} gave {len(answers)} answers to {len(prompts)} prompts"
-    )
+    assert len(answers) == len(prompts), f"{target.name} gave {len(answers)} answers to {len(prompts)} prompts"
     return answers
 
 

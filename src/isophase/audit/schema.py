@@ -62,9 +62,7 @@ class CompletionStrip(_Frozen):
     filler_tokens: list[int]
     p_right: list[list[float | None]] = Field(description="[family][length] probability of 8")
     p_wrong: list[list[float | None]] = Field(description="[family][length] probability of 32")
-    right_wins_by_phase: list[float | None] = Field(
-        description="share of rankings won by 8, by length mod period"
-    )
+    right_wins_by_phase: list[float | None] = Field(description="share of rankings won by 8, by length mod period")
     rankings: int
     rankings_right: int
 
@@ -87,9 +85,7 @@ class Finding(_Frozen):
         description="period that the scan, told nothing, names by itself; also where it does not decide",
     )
     grids: list[str] = Field(default=[], description="compression grids that the model's configuration names")
-    axis_tokens: int = Field(
-        description="length of the phase axis: the period found, else the stride, else 8"
-    )
+    axis_tokens: int = Field(description="length of the phase axis: the period found, else the stride, else 8")
     accuracy: float
     accuracy_interval: Interval
     accuracy_by_phase: list[float | None]
@@ -108,9 +104,7 @@ class Finding(_Frozen):
     amplitude: float = Field(description="half peak to trough of harmonic 1")
     amplitude_debiased: float
     amplitude_upper: float
-    harmonic_phase_radians: float = Field(
-        description="the fit is accuracy + amplitude cos(2 pi r / axis - this)"
-    )
+    harmonic_phase_radians: float = Field(description="the fit is accuracy + amplitude cos(2 pi r / axis - this)")
     margin: float
     boundary: BoundaryContrast | None
     scan: list[PeriodTest]

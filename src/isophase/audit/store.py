@@ -34,9 +34,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"{path} is damaged ({error}).", "Restore it, or run the audit into another --out folder."
         ) from error
     except OSError as error:
-        raise IsophaseError(
-            f"cannot read {path}: {error.strerror}.", "Check the path and its permissions."
-        ) from error
+        raise IsophaseError(f"cannot read {path}: {error.strerror}.", "Check the path and its permissions.") from error
     if not isinstance(value, dict):
         raise IsophaseError(f"{path} is not a JSON object.", "Run the audit into another --out folder.")
     return value
@@ -57,8 +55,7 @@ def read_plan(folder: Path) -> Plan:
     version = raw.get("schema_version")
     if not isinstance(version, int) or version > PLAN_SCHEMA_VERSION:
         raise IsophaseError(
-            f"{folder / PLAN} has schema version {version!r}; this isophase reads up to "
-            f"{PLAN_SCHEMA_VERSION}.",
+            f"{folder / PLAN} has schema version {version!r}; this isophase reads up to {PLAN_SCHEMA_VERSION}.",
             "Upgrade isophase.",
         )
     try:
@@ -187,9 +184,7 @@ class RunFolder:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             self._file.close()
-            raise IsophaseError(
-                f"{str(folder)!r} is in use by another process.", "Wait for it to end."
-            ) from error
+            raise IsophaseError(f"{str(folder)!r} is in use by another process.", "Wait for it to end.") from error
         self.answers, whole = read_answers(folder)
         # Cut the torn line off before anything is appended to it.
         os.truncate(self._file.fileno(), whole)

@@ -8,24 +8,16 @@ from isophase.statistics import Assessment
 _REASONS = {
     "harmonic_significant": "accuracy follows the period (harmonic 1, adjusted p = {harmonic:.2g})",
     "omnibus_significant": "accuracy differs between phases (Cochran's Q, adjusted p = {omnibus:.2g})",
-    "boundary_significant": (
-        "records that straddle a chunk edge differ from the others (adjusted p = {boundary:.2g})"
-    ),
+    "boundary_significant": ("records that straddle a chunk edge differ from the others (adjusted p = {boundary:.2g})"),
     "scan_significant": "the scan over periods finds one (family-wise p = {scan:.2g})",
-    "upper_limit_below_margin": (
-        "an amplitude of the margin or more is excluded (95 % upper limit {upper:.3f})"
-    ),
+    "upper_limit_below_margin": ("an amplitude of the margin or more is excluded (95 % upper limit {upper:.3f})"),
     "nothing_significant": "no test is significant after adjustment",
-    "upper_limit_above_margin": (
-        "but an amplitude above the margin is not excluded (95 % upper limit {upper:.3f})"
-    ),
+    "upper_limit_above_margin": ("but an amplitude above the margin is not excluded (95 % upper limit {upper:.3f})"),
     "effect_below_margin": "an effect is significant, but smaller than the margin",
     "too_few_items": "fewer than two items have an answer at every position",
     "window_shorter_than_stride": "the window is shorter than the stride, so not every phase was asked",
     "no_period_testable": "no period fits into the window",
-    "accuracy_zero": (
-        "the model answered nothing right, so there is no accuracy that could depend on the phase"
-    ),
+    "accuracy_zero": ("the model answered nothing right, so there is no accuracy that could depend on the phase"),
     "items_dropped": "{dropped} items were left out because an answer is missing",
     "near_ceiling": "accuracy is near its ceiling, where a binary score carries little information",
     "periods_untestable": "periods {untestable} are longer than the window and were not tested",
@@ -33,10 +25,9 @@ _REASONS = {
         "the scan, told nothing, names {scan_period} tokens: a shorter period explains the stride's effect"
     ),
     "other_period_found": "the scan names another period, {scan_period} tokens",
-    "control_period_found": (
-        "an odd control period is significant: look for a confound before blaming compression"
-    ),
+    "control_period_found": ("an odd control period is significant: look for a confound before blaming compression"),
 }
+_OBSTACLES = {"too_few_items", "accuracy_zero", "window_shorter_than_stride", "no_period_testable"}
 
 
 def reasons(part: Part, result: Assessment) -> list[str]:
@@ -77,6 +68,9 @@ def sentence(part: Part, result: Assessment) -> str:
             f"amplitude at most {result.deciding_upper:.3f} (margin {result.margin:g}), "
             f"gap {result.gap_points:.1f} points (95 % {low:.1f} to {high:.1f})."
         )
+    if result.reasons[0] in _OBSTACLES:
+        # Nothing was tested: an amplitude and its limit would only look like a result.
+        return f"{name} on {probe} is inconclusive: {reasons(part, result)[0]}."
     return (
         f"{name} on {probe} is inconclusive: accuracy {result.accuracy:.1%}, amplitude "
         f"{result.amplitude_debiased:.3f} "
@@ -90,18 +84,13 @@ def advice(part: Part, result: Assessment, *, has_control: bool) -> list[str]:
         most = (result.period_tokens or 2) - 1
         tokens = "1 neutral token" if most == 1 else f"1 to {most} neutral tokens"
         lines = [
-            f"Do not trust one placement: ask again with {tokens} added before the facts, "
-            "and compare the answers.",
+            f"Do not trust one placement: ask again with {tokens} added before the facts, and compare the answers.",
         ]
         if result.weak_phases:
             phases = ", ".join(map(str, result.weak_phases))
-            lines.append(
-                f"Weak phases (position mod {result.axis_tokens}): {phases}. Move facts away from them."
-            )
+            lines.append(f"Weak phases (position mod {result.axis_tokens}): {phases}. Move facts away from them.")
         if part.role == "target" and not has_control:
-            lines.append(
-                "Audit with a full-attention control (--control) to see what compression alone costs."
-            )
+            lines.append("Audit with a full-attention control (--control) to see what compression alone costs.")
         return lines
     if part.probe.probe == "completion":
         # Its prompts are fixed: neither more nor easier ones can be had.
@@ -110,12 +99,11 @@ def advice(part: Part, result: Assessment, *, has_control: bool) -> list[str]:
             "audit the same model with --probe records, which can ask as many as it takes."
         ]
     if result.verdict == "none":
-        return [
-            "Nothing to do for this probe, length and number of records. Longer prompts are another question."
-        ]
+        return ["Nothing to do for this probe, length and number of records. Longer prompts are another question."]
     if "accuracy_zero" in result.reasons:
+        fewer = "fewer --records, " if part.probe.records > 2 else ""
         return [
-            "Make the task easier: fewer --records, a shorter --length, or --demonstrations 2; "
+            f"Make the task easier: {fewer}a shorter --length, or --demonstrations 1; "
             "or give a --style that suits the model."
         ]
     if result.more_prompts_to_decide:

@@ -45,9 +45,7 @@ def audit(
     """
     if demo:
         if targets:
-            raise IsophaseError(
-                f"--demo brings its own target, and {targets[0]!r} is given.", "Leave one of them out."
-            )
+            raise IsophaseError(f"--demo brings its own target, and {targets[0]!r} is given.", "Leave one of them out.")
         targets, stride = ["planted:period=8,amplitude=.15,accuracy=.75,noise=.1,trend=.2"], "scan"
         control = "planted:amplitude=0,accuracy=.75,noise=.1,trend=.2"
     settings = opt.audit_settings(

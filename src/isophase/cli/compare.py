@@ -12,9 +12,7 @@ from isophase.cli import options as opt
 
 
 def compare(
-    first: Annotated[
-        Path, typer.Argument(help="Run folder, say of the compressed model.", show_default=False)
-    ],
+    first: Annotated[Path, typer.Argument(help="Run folder, say of the compressed model.", show_default=False)],
     second: Annotated[
         Path, typer.Argument(help="Run folder of the other model, asked the same items.", show_default=False)
     ],

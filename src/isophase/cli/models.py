@@ -42,6 +42,4 @@ def models(json: opt.Json = None) -> None:
         )
     console = opt.console_for_people(json)
     console.print(table)
-    console.print(
-        "\nAccuracy: on the last training steps, all queries. Recipes and curves: docs/training.md."
-    )
+    console.print("\nAccuracy: on the last training steps, all queries. Recipes and curves: docs/training.md.")

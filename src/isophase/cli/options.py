@@ -32,8 +32,7 @@ Targets = Annotated[
 Control = Annotated[
     str | None,
     typer.Option(
-        help="Model to compare with, or none. Default: for bundled models, their "
-        "full-attention twin; else none."
+        help="Model to compare with, or none. Default: for bundled models, their full-attention twin; else none."
     ),
 ]
 ProbeOption = Annotated[
@@ -44,15 +43,11 @@ Items = Annotated[
     int | None,
     typer.Option(help="Sets of records with one question; each is asked at every position of its window."),
 ]
-Records = Annotated[
-    int | None, typer.Option(help="Records per prompt; without it a pilot picks the difficulty.")
-]
+Records = Annotated[int | None, typer.Option(help="Records per prompt; without it a pilot picks the difficulty.")]
 Length = Annotated[int | None, typer.Option(help="Tokens per prompt.")]
 Window = Annotated[
     int | None,
-    typer.Option(
-        help="Neighbouring positions that each item is asked at; the longest period that can be found."
-    ),
+    typer.Option(help="Neighbouring positions that each item is asked at; the longest period that can be found."),
 ]
 Seed = Annotated[int, typer.Option(help="Decides prompts and their order.")]
 Demonstrations = Annotated[int, typer.Option(help="Answered questions before the question.")]
@@ -176,6 +171,4 @@ def write_json(text: str, where: Path | None) -> None:
         else:
             write_atomically(where.resolve(), text)
     except OSError as error:
-        raise IsophaseError(
-            f"cannot write {str(where)!r}: {error.strerror}.", "Choose another --json file."
-        ) from error
+        raise IsophaseError(f"cannot write {str(where)!r}: {error.strerror}.", "Choose another --json file.") from error

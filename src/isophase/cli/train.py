@@ -14,9 +14,7 @@ from isophase.errors import IsophaseError
 
 
 def train(
-    recipe: Annotated[
-        Path, typer.Argument(help="Recipe, a YAML file such as recipes/w8s8.yaml.", show_default=False)
-    ],
+    recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file such as recipes/w8s8.yaml.", show_default=False)],
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="key=value, to change one setting of the recipe; repeatable."),

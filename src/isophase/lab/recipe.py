@@ -102,15 +102,11 @@ def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         for parent in parents:
             node = node.setdefault(parent, {})
             if not isinstance(node, dict):
-                raise IsophaseError(
-                    f"--set {key}: {parent!r} holds a single value.", "Check the recipe's keys."
-                )
+                raise IsophaseError(f"--set {key}: {parent!r} holds a single value.", "Check the recipe's keys.")
         try:
             node[last] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise IsophaseError(
-                f"--set {override!r}: the value is not YAML.", "For example --set seed=2."
-            ) from error
+            raise IsophaseError(f"--set {override!r}: the value is not YAML.", "For example --set seed=2.") from error
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
@@ -127,22 +123,16 @@ def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise IsophaseError(
-            f"cannot read recipe {str(path)!r}: {error.strerror}.", "Check the path."
-        ) from error
+        raise IsophaseError(f"cannot read recipe {str(path)!r}: {error.strerror}.", "Check the path.") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise IsophaseError(
-            f"{path} is not YAML: {str(error).splitlines()[0]}.", "Check the file."
-        ) from error
+        raise IsophaseError(f"{path} is not YAML: {str(error).splitlines()[0]}.", "Check the file.") from error
     if not isinstance(raw, dict):
         raise IsophaseError(f"{path} holds no settings.", "See recipes/ for examples.")
     base = raw.pop("base", None)
     if base is None:
         return raw
     if not isinstance(base, str):
-        raise IsophaseError(
-            f"{path}: base: {base!r} is no file name.", "Name a recipe, relative to this one."
-        )
+        raise IsophaseError(f"{path}: base: {base!r} is no file name.", "Name a recipe, relative to this one.")
     merged = _read_yaml(path.parent / base, (*above, path.resolve()))
     for key, value in raw.items():
         old = merged.get(key)

@@ -30,6 +30,12 @@ class LookupStage(BaseModel):
     queries: int = Field(gt=0, description="queries after the context, at most `pairs`")
     batch: int = Field(gt=0, description="sequences per step")
     steps: int = Field(gt=0, description="optimiser steps; fixed, so that matched models see equal data")
+    lead: int = Field(
+        default=8,
+        gt=0,
+        description="the pairs shift by 0..lead-1 tokens of filler, so every phase of a stride that divides it "
+        "is seen equally often",
+    )
     alone: float = Field(
         default=0.0,
         ge=0,
@@ -41,8 +47,10 @@ class LookupStage(BaseModel):
     def _check_fit(self) -> LookupStage:
         if self.pairs > len(KEY_IDS):
             raise ValueError(f"{self.pairs} pairs need as many distinct keys, and there are {len(KEY_IDS)}")
-        if 2 * self.pairs > self.context_tokens:
-            raise ValueError(f"{self.pairs} pairs do not fit into {self.context_tokens} context tokens")
+        if 2 * self.pairs + self.lead - 1 > self.context_tokens:
+            raise ValueError(
+                f"{self.pairs} pairs and a lead of {self.lead} do not fit into {self.context_tokens} context tokens"
+            )
         if self.queries > self.pairs:
             raise ValueError(f"{self.queries} queries are more than the {self.pairs} pairs")
         return self
@@ -67,7 +75,7 @@ def lookup_batch(stage: LookupStage, rng: np.random.Generator) -> Batch:
     Returns:
         `context_tokens + 3 * queries` tokens per sequence.
     """
-    filler = stage.context_tokens - 2 * stage.pairs
+    filler = stage.context_tokens - 2 * stage.pairs - (stage.lead - 1)
     B, P, Q = stage.batch, stage.pairs, stage.queries
     rows = np.arange(B)[:, None]
     keys_BP = KEY_IDS[rng.random((B, len(KEY_IDS))).argsort(axis=1)[:, :P]]
@@ -81,7 +89,8 @@ def lookup_batch(stage: LookupStage, rng: np.random.Generator) -> Batch:
     if filler and gathered.any():
         is_pair_BU[gathered] = _one_gap(is_pair_BU[gathered], filler, P, rng)
     starts_BU = np.cumsum(np.where(is_pair_BU, 2, 1), axis=1) - np.where(is_pair_BU, 2, 1)
-    starts_BP = starts_BU[is_pair_BU].reshape(B, P)
+    # The same filler before or behind: whatever phases the order above prefers, the shift evens them out.
+    starts_BP = starts_BU[is_pair_BU].reshape(B, P) + rng.integers(0, stage.lead, (B, 1))
 
     ids = np.empty((B, stage.context_tokens + 3 * Q), dtype=np.int64)
     ids[:, : stage.context_tokens] = FILLER_IDS[rng.integers(0, len(FILLER_IDS), (B, stage.context_tokens))]

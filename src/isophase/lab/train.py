@@ -48,15 +48,11 @@ def train(recipe: Recipe, out: Path, command: str, console: Console | None = Non
         IsophaseError: for impossible model settings or a folder that holds another finished run.
     """
     if (out / "training.json").exists():
-        raise IsophaseError(
-            f"{str(out)!r} already holds a trained model.", "Choose another --out, or remove it."
-        )
+        raise IsophaseError(f"{str(out)!r} already holds a trained model.", "Choose another --out, or remove it.")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise IsophaseError(
-            f"cannot write to {str(out)!r}: {error.strerror}.", "Choose another --out."
-        ) from error
+        raise IsophaseError(f"cannot write to {str(out)!r}: {error.strerror}.", "Choose another --out.") from error
     torch.set_num_threads(recipe.threads)
     model = build_model(recipe)
     optimiser = torch.optim.AdamW(
@@ -75,9 +71,7 @@ def train(recipe: Recipe, out: Path, command: str, console: Console | None = Non
                 rate = recipe.optimiser.rate(step, recipe.steps)
                 for group in optimiser.param_groups:
                     group["lr"] = rate
-                recent.append(
-                    train_step(model, optimiser, batch.ids, batch.labels, recipe.optimiser.clip_norm)
-                )
+                recent.append(train_step(model, optimiser, batch.ids, batch.labels, recipe.optimiser.clip_norm))
                 step += 1
                 sequences += stage.batch
                 tokens += batch.ids.size
@@ -201,9 +195,7 @@ def pairs_tokenizer() -> PreTrainedTokenizerFast:
 
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>"
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>")
 
 
 def _progress(console: Console | None) -> Progress:

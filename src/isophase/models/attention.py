@@ -56,9 +56,7 @@ class WindowBranch(nn.Module):
         gates_BEWK = gates_WNK.transpose(0, 1).view(B, E, W, self.heads)
         gates_BEWK = gates_BEWK.masked_fill(~filled_EW[None, :, :, None], float("-inf"))
         weights = torch.softmax(gates_BEWK.float(), dim=2).to(windows_BEWD.dtype)
-        payload = (
-            torch.bmm(slots, self.payload_WDC).transpose(0, 1).view(B, E, W, self.heads, self.head_width)
-        )
+        payload = torch.bmm(slots, self.payload_WDC).transpose(0, 1).view(B, E, W, self.heads, self.head_width)
         return (weights[..., None] * payload).sum(dim=2)
 
 
@@ -169,8 +167,8 @@ class CompressedAttention(nn.Module):
             else:
                 key, value = layer.append(open_BTD, entry_key, entry_value, key, value)
 
-        attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = (
-            ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
         )
         output, weights = attend(
             self,

@@ -116,9 +116,7 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Refuse: a compressed memory needs hidden states, which this call does not carry."""
-        raise TypeError(
-            "a compressed memory takes tokens through `append`; it cannot serve another model's attention"
-        )
+        raise TypeError("a compressed memory takes tokens through `append`; it cannot serve another model's attention")
 
     def get_seq_length(self) -> int:
         """Logical length in tokens, not the number of stored entries."""

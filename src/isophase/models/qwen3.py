@@ -64,9 +64,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
     def __init__(self, config: CompressedQwen3Config) -> None:
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            CompressedDecoderLayer(config, i) for i in range(config.num_hidden_layers)
-        )
+        self.layers = nn.ModuleList(CompressedDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = Qwen3RotaryEmbedding(config=config)
         self.post_init()
@@ -109,9 +107,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         if use_cache and cache is None:
             cache = CompressedCache(self.config)
         if self.config.grid is not None and cache is not None and not isinstance(cache, CompressedCache):
-            raise TypeError(
-                f"a {type(cache).__name__} cannot hold compressed entries; pass a CompressedCache, or none"
-            )
+            raise TypeError(f"a {type(cache).__name__} cannot hold compressed entries; pass a CompressedCache, or none")
         past = cache.get_seq_length() if cache is not None else 0
         length = hidden.shape[1]
         refuse_unsafe_padding(attention_mask, past)
@@ -240,9 +236,7 @@ def refuse_unsafe_padding(attention_mask: torch.Tensor | None, past_tokens: int)
     if attention_mask is None or bool(attention_mask.all()):
         return
     if attention_mask.dim() != 2:
-        raise ValueError(
-            f"attention_mask has {attention_mask.dim()} dimensions; a mask [batch, tokens] is needed"
-        )
+        raise ValueError(f"attention_mask has {attention_mask.dim()} dimensions; a mask [batch, tokens] is needed")
     steps = attention_mask.long().diff(dim=1)
     if past_tokens or bool((steps > 0).any()) or not bool(attention_mask[:, 0].all()):
         raise ValueError(

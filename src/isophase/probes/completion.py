@@ -148,8 +148,7 @@ class CompletionProbe:
         """Whether every length of this filler reads as intended (start-of-text left aside)."""
         skip = len(tokenizer.prefix_ids)
         return all(
-            tokenizer.decode(self._ids(filler_id, tokens)[skip:].tolist()).strip()
-            == HEAD + character * tokens + TAIL
+            tokenizer.decode(self._ids(filler_id, tokens)[skip:].tolist()).strip() == HEAD + character * tokens + TAIL
             for tokens in range(SHORTEST_TOKENS, SHORTEST_TOKENS + LENGTHS)
         )
 

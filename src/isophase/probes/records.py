@@ -89,9 +89,7 @@ class RecordsProbe:
         self._record_tokens = len(style.record.ids)
         self._key_offset = style.record.key_at[0]
         self._span_tokens = style.record.value_at[-1] + style.value_tokens - self._key_offset
-        question_tokens = (
-            len(style.opening) + settings.demonstrations * len(style.shot.ids) + len(style.question.ids)
-        )
+        question_tokens = len(style.opening) + settings.demonstrations * len(style.shot.ids) + len(style.question.ids)
         self._body_start = len(style.prologue)
         self._body_end = settings.length_tokens - question_tokens
         self._check_fit(question_tokens)
@@ -218,9 +216,7 @@ class RecordsProbe:
         left_filler, slack, right_filler = np.split(filler, [left_spare, left_spare + slack_tokens])
         shown = 1 + rng.permutation(others)[: settings.demonstrations]
         shots = style.shot.fill(keys[shown], values[shown])
-        question = np.concatenate(
-            [style.opening, shots.reshape(-1), style.question.fill(keys[:1], values[:1])[0]]
-        )
+        question = np.concatenate([style.opening, shots.reshape(-1), style.question.fill(keys[:1], values[:1])[0]])
         return _Item(
             start_tokens=start,
             target=records[0],

@@ -186,9 +186,7 @@ class RecordStyle:
 
         return ResolvedStyle(
             name=self.name,
-            prologue=np.concatenate(
-                [np.array(tokenizer.prefix_ids, dtype=np.int32), template(self.preamble).ids]
-            ),
+            prologue=np.concatenate([np.array(tokenizer.prefix_ids, dtype=np.int32), template(self.preamble).ids]),
             record=template(self.record),
             opening=template(self.opening).ids,
             shot=template(self.question + "{value}" + self.shot_end),

@@ -49,8 +49,7 @@ def window_starts(
     if highest < lowest:
         room = max(0, latest_tokens - earliest_tokens + 1)
         raise IsophaseError(
-            f"No room for the target window: {m} positions need {4 * m - 3} tokens to move in, "
-            f"and {room} are free.",
+            f"No room for the target window: {m} positions need {4 * m - 3} tokens to move in, and {room} are free.",
             "Raise --length, or lower --window or --records.",
         )
     rng = np.random.default_rng([seed, _STREAM, 0, 0])

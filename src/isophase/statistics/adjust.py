@@ -63,10 +63,7 @@ def min_p(draws: FloatArray, alpha: float = 0.05) -> MinP:
     total = len(draws)
     ordered = np.sort(draws, axis=0)
     ranks = np.stack(
-        [
-            (total - np.searchsorted(column, values)) / total
-            for column, values in zip(ordered.T, draws.T, strict=True)
-        ],
+        [(total - np.searchsorted(column, values)) / total for column, values in zip(ordered.T, draws.T, strict=True)],
         axis=1,
     )
     smallest = np.sort(ranks.min(axis=1))

@@ -66,9 +66,7 @@ def contrast_weights(stride_tokens: int, span_tokens: int) -> FloatArray | None:
     return weights
 
 
-def boundary_contrast(
-    observations: Observations, stride_tokens: int, p_value: float
-) -> BoundaryContrast | None:
+def boundary_contrast(observations: Observations, stride_tokens: int, p_value: float) -> BoundaryContrast | None:
     """Describe the contrast; its p-value comes from `residue_test`, whose shifts it shares.
 
     Args:

@@ -11,9 +11,7 @@ from scipy.stats import norm
 from isophase.statistics.observations import FloatArray, IntArray, Observations, as_float_array
 
 
-def wilson(
-    successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95
-) -> tuple[FloatArray, FloatArray]:
+def wilson(successes: ArrayLike, trials: ArrayLike, confidence: float = 0.95) -> tuple[FloatArray, FloatArray]:
     """Two-sided Wilson score interval of a proportion (Wilson 1927), element by element.
 
     Args:
@@ -152,8 +150,7 @@ def gap_draws(lap_means: FloatArray, *, splits: int = 20, resamples: int = 1000,
         order = rng.permutation(items)
         first, second = order[: items // 2], order[items // 2 :]
         means = [
-            weights[:, half] @ lap_means[half] / weights[:, half].sum(axis=1, keepdims=True)
-            for half in (first, second)
+            weights[:, half] @ lap_means[half] / weights[:, half].sum(axis=1, keepdims=True) for half in (first, second)
         ]
         for choose, measure in (means, means[::-1]):
             best = np.take_along_axis(measure, choose.argmax(axis=1)[:, None], axis=1)[:, 0]

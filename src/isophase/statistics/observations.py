@@ -101,9 +101,7 @@ class Observations:
         if period_tokens < 2:
             raise ValueError(f"period {period_tokens} is not testable, the shortest is 2 tokens")
         if period_tokens > self.window_tokens:
-            raise ValueError(
-                f"period {period_tokens} is not testable: the window has {self.window_tokens} positions"
-            )
+            raise ValueError(f"period {period_tokens} is not testable: the window has {self.window_tokens} positions")
         columns = self.window_tokens // period_tokens * period_tokens
         if columns == self.window_tokens:
             return self

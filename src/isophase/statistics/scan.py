@@ -280,7 +280,9 @@ def extend_period(
             continue
         added = gap_draws(rest.lap_means(multiple), resamples=0, seed=seed)[0] / 200.0
         if added >= margin:
-            return extend_period(observations, multiple, multiples, shifts=shifts, seed=seed, alpha=alpha, margin=margin)
+            return extend_period(
+                observations, multiple, multiples, shifts=shifts, seed=seed, alpha=alpha, margin=margin
+            )
     return period_tokens
 
 

@@ -215,9 +215,7 @@ def _obstacles(
     return found
 
 
-def _caveats(
-    usable: Observations, accuracy: float, stride: int | None, scan: PeriodScan | None
-) -> list[Reason]:
+def _caveats(usable: Observations, accuracy: float, stride: int | None, scan: PeriodScan | None) -> list[Reason]:
     """What a reader must know beside the verdict."""
     found: list[Reason] = []
     if usable.dropped_items:
@@ -316,9 +314,7 @@ def _log_probability_by_phase(
         return [None] * axis
     values = np.asarray(log_probabilities, dtype=np.float64)
     if values.shape != observations.outcomes.shape:
-        raise ValueError(
-            f"log_probabilities have shape {values.shape}, outcomes {observations.outcomes.shape}"
-        )
+        raise ValueError(f"log_probabilities have shape {values.shape}, outcomes {observations.outcomes.shape}")
     whole = np.isfinite(observations.outcomes).all(axis=1)
     if not whole.any():
         whole = np.ones(observations.items, dtype=np.bool_)

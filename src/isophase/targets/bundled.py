@@ -21,7 +21,5 @@ def open_bundled(name: str) -> HuggingFaceTarget:
             f"there is no bundled model {name!r}.", f"The bundled models are {', '.join(bundled_names())}."
         )
     control = f"isophase:{CONTROL}" if name != CONTROL else None
-    defaults = TargetDefaults.model_validate(
-        {"style": "pairs", "control": control, **training_record(name).probe}
-    )
+    defaults = TargetDefaults.model_validate({"style": "pairs", "control": control, **training_record(name).probe})
     return HuggingFaceTarget(str(bundled_folder(name)), name=f"isophase:{name}", defaults=defaults)

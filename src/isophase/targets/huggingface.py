@@ -222,6 +222,9 @@ class HuggingFaceTarget:
         ).long()
         keep = len(answers[0])
         common = _common_prefix(ids_BT, keep) if share and len(group) > 1 else 0
+        if self.grids:
+            # Always cut at a chunk edge: the trial of the first item then speaks for all splits.
+            common -= common % self.grids[0].stride_tokens
         rows = max(1, self.batch_tokens // ids_BT.shape[1])
         chunks = [ids_BT[first : first + rows] for first in range(0, len(ids_BT), rows)]
         with torch.inference_mode():
@@ -234,9 +237,7 @@ class HuggingFaceTarget:
                 cache = prefix if n == len(chunks) - 1 else copy.deepcopy(prefix)
                 # One row becomes many: reordering, which beam search needs, is what every cache can do.
                 cache.reorder_cache(torch.zeros(len(chunk), dtype=torch.long, device=self.device))
-                out.append(
-                    self._forward(chunk[:, common:], keep, use_cache=True, **cache_argument(cache)).logits
-                )
+                out.append(self._forward(chunk[:, common:], keep, use_cache=True, **cache_argument(cache)).logits)
             return torch.cat(out)
 
     def _forward(self, ids: torch.Tensor, keep: int, *, use_cache: bool = False, **kwargs: Any) -> Any:
@@ -333,9 +334,7 @@ def load_part(loader: Any, path: str, what: str, **kwargs: Any) -> Any:
         )
     gguf = kwargs.get("gguf_file")
     if gguf and looks_local and not (Path(path).expanduser() / gguf).is_file():
-        raise IsophaseError(
-            f"GGUF file {gguf!r} is not in {path!r}.", "Give the file's name inside the folder."
-        )
+        raise IsophaseError(f"GGUF file {gguf!r} is not in {path!r}.", "Give the file's name inside the folder.")
     try:
         if not looks_local:
             return loader.from_pretrained(path, **kwargs)

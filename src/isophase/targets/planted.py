@@ -92,9 +92,7 @@ class PlantedTarget:
             value = getattr(self, field_name)
             if not low <= value <= high:
                 shown = {full: short for short, full in _SPEC_NAMES.items()}.get(field_name, field_name)
-                raise IsophaseError(
-                    f"{SCHEME} {shown}={value} is out of range.", f"Use a value from {low} to {high}."
-                )
+                raise IsophaseError(f"{SCHEME} {shown}={value} is out of range.", f"Use a value from {low} to {high}.")
         if self.shape not in get_args(Shape):
             raise IsophaseError(
                 f"{SCHEME} shape={self.shape} is unknown.", f"Use one of: {', '.join(get_args(Shape))}."
@@ -213,9 +211,7 @@ class PlantedTarget:
         digest = hashlib.blake2b(prompt.ids.tobytes(), digest_size=8).hexdigest()
         error_draw, answer_draw, word_draw = self._uniforms(f"answer {prompt.item} {prompt.column} {digest}")
         if error_draw < self.errors:
-            return Answer(
-                status="error", correct=False, log_probability=math.nan, detail="an error planted on purpose"
-            )
+            return Answer(status="error", correct=False, log_probability=math.nan, detail="an error planted on purpose")
         right = self.probability(prompt)
         correct = answer_draw < right
         wrong = sorted(prompt.valid_first_ids - set(prompt.answer_ids[:1]))

@@ -20,11 +20,7 @@ from isophase.audit.schema import (
 )
 
 SCAN = (2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64, 128)
-HOSTILE = (
-    "../models/<script>alert('x')</script>&\"[bold red]/"
-    + "very-long-directory-name/" * 9
-    + "\x1b[31mred\u0000"
-)
+HOSTILE = "../models/<script>alert('x')</script>&\"[bold red]/" + "very-long-directory-name/" * 9 + "\x1b[31mred\u0000"
 
 
 def wilson(share: float, n: int) -> tuple[float, float]:
@@ -34,9 +30,7 @@ def wilson(share: float, n: int) -> tuple[float, float]:
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def make_finding(
-    truth: list[float], *, items: int = 64, repeats: int = 1, seed: int = 0, **changes: Any
-) -> Finding:
+def make_finding(truth: list[float], *, items: int = 64, repeats: int = 1, seed: int = 0, **changes: Any) -> Finding:
     """A finding from binary answers with the given accuracy by phase."""
     axis = len(truth)
     rng = np.random.default_rng(seed)
@@ -156,9 +150,7 @@ def make_report(*findings: Finding, notes: list[str] | None = None) -> Report:
         isophase_version="0.1.0",
         control=control,
         findings=list(findings),
-        notes=notes
-        if notes is not None
-        else ["Prefix caching could not be ruled out: the server does not say."],
+        notes=notes if notes is not None else ["Prefix caching could not be ruled out: the server does not say."],
     )
 
 
@@ -217,9 +209,7 @@ def nothing_right() -> Report:
             verdict="inconclusive",
             sentence="models/w8s8 on prefix is inconclusive: accuracy 0.0%, amplitude 0.000 with an "
             "upper limit of 0.030.",
-            reasons=[
-                "the model answered nothing right, so there is no accuracy that could depend on the phase"
-            ],
+            reasons=["the model answered nothing right, so there is no accuracy that could depend on the phase"],
             advice=["Make the task easier: fewer --records, a shorter --length, or --demonstrations 2."],
             period_tokens=None,
             weak_phases=[],
@@ -268,9 +258,7 @@ def strip() -> CompletionStrip:
 def completion() -> Report:
     truth = [1.0, 1.0, 0.9, 0.67, 0.12, 0.3, 0.9, 1.0]
     return make_report(
-        make_finding(
-            truth, probe="completion", completion=strip(), trend=[], boundary=None, boundary_phases=[]
-        )
+        make_finding(truth, probe="completion", completion=strip(), trend=[], boundary=None, boundary_phases=[])
     )
 
 
@@ -294,9 +282,7 @@ def hostile() -> Report:
             "statuses": {"ok": 500, "<i>odd</i>": 12},
         }
     )
-    longer = make_finding(
-        [1.0] * 16, role="control", target="models/full<&>", verdict="none", period_tokens=None
-    )
+    longer = make_finding([1.0] * 12, role="control", target="models/full<&>", verdict="none", period_tokens=None)
     dense = control.model_copy(update={"probe": "needle"})
     return make_report(target, longer, dense, notes=["</style><script>alert(2)</script>"])
 
@@ -314,8 +300,7 @@ def several() -> Report:
 
 
 MAKERS: dict[str, Callable[[], Report]] = {
-    maker.__name__: maker
-    for maker in (sensitive, none, nothing_right, long_axis, completion, hostile, several)
+    maker.__name__: maker for maker in (sensitive, none, nothing_right, long_axis, completion, hostile, several)
 }
 
 

@@ -14,8 +14,10 @@ import pytest
 
 import isophase.audit.report as package
 from isophase.audit.report import overall_verdict, render_html, render_json, write_report
+from isophase.audit.report.fold import control_for
 from isophase.audit.report.svg import nice_ticks
 from isophase.audit.schema import Report
+from isophase.statistics import wilson
 
 Make = Callable[[str], Report]
 VOID = {"meta", "br", "link", "img", "input", "hr"}
@@ -210,9 +212,7 @@ def test_ticks_are_round_and_cover_the_range() -> None:
 
 def test_colours_keep_their_contrast() -> None:
     sheet = (Path(package.__file__).parent / "style.css").read_text(encoding="utf-8")
-    light, dark = (
-        dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", part)) for part in sheet.split("@media")[:2]
-    )
+    light, dark = (dict(re.findall(r"--([a-z0-9-]+): (#[0-9a-f]{6})", part)) for part in sheet.split("@media")[:2])
     for palette in (light, dark):
         for name in ("ink", "soft", "blue-ink", "orange-ink"):
             assert contrast(palette[name], palette["paper"]) >= 4.5, name
@@ -230,3 +230,25 @@ def contrast(first: str, second: str) -> float:
 
     low, high = sorted((luminance(first), luminance(second)))
     return (high + 0.05) / (low + 0.05)
+
+
+def test_a_control_over_a_multiple_of_the_axis_is_folded(make: Make) -> None:
+    target, control = make("sensitive").findings
+    values = [1.0, 0.5, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0] * 2
+    wide = control.model_copy(
+        update={
+            "axis_tokens": 16,
+            "accuracy_by_phase": values,
+            "interval_by_phase": [(0.0, 1.0)] * 16,
+            "prompts_by_phase": [10] * 8 + [30] * 8,
+            "log_probability_by_phase": [-1.0] * 8 + [-3.0] * 8,
+        }
+    )
+    folded = control_for(target, wide)
+    assert folded is not None
+    assert folded.accuracy_by_phase == values[:8]
+    assert folded.prompts_by_phase == [40] * 8
+    assert folded.log_probability_by_phase == pytest.approx([-2.5] * 8)
+    low, high = wilson(20, 40)
+    assert folded.interval_by_phase[1] == (float(low), float(high))
+    assert control_for(target, wide.model_copy(update={"axis_tokens": 12})) is None

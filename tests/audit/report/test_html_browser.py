@@ -130,9 +130,7 @@ def test_page_fits_and_is_quiet(
     page.write_text(render_html(report), encoding="utf-8")
     browser.open(page, width=width, height=height, dark=dark)
     # open everything: what is folded away must fit too
-    assert (
-        browser.value("document.querySelectorAll('details').forEach(d => d.open = true); innerWidth") == width
-    )
+    assert browser.value("document.querySelectorAll('details').forEach(d => d.open = true); innerWidth") == width
     assert browser.value("document.documentElement.scrollWidth") <= width
     box = browser.value("(r => [r.top, r.bottom])(document.querySelector('h1').getBoundingClientRect())")
     assert 0 <= box[0] < box[1] <= height
@@ -163,7 +161,6 @@ def test_labels_neither_overlap_nor_shrink(
         )
         assert overlaps == []
         smallest = browser.value(
-            "Math.min(...[...document.querySelectorAll('.plot text')]"
-            ".map(t => t.getBoundingClientRect().height))"
+            "Math.min(...[...document.querySelectorAll('.plot text')].map(t => t.getBoundingClientRect().height))"
         )
         assert smallest >= 12

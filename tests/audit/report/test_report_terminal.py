@@ -74,20 +74,14 @@ def test_foreign_text_neither_steers_the_terminal_nor_becomes_markup(make: Make)
 
 
 def test_without_unicode_bars_are_ascii(make: Make) -> None:
-    rows = [
-        line
-        for line in printed(make("sensitive"), encoding="ascii").splitlines()
-        if line[:5].strip().isdigit()
-    ]
+    rows = [line for line in printed(make("sensitive"), encoding="ascii").splitlines() if line[:5].strip().isdigit()]
     assert all("?" not in row for row in rows)
     assert "#" in rows[0]
 
 
 def test_colour_only_where_there_is_a_terminal(make: Make) -> None:
     stream = io.StringIO()
-    print_report(
-        make("sensitive"), Console(file=stream, width=80, force_terminal=True, color_system="standard")
-    )
+    print_report(make("sensitive"), Console(file=stream, width=80, force_terminal=True, color_system="standard"))
     assert "\x1b[" in stream.getvalue()
     assert "\x1b" not in printed(make("sensitive"))
 

@@ -28,9 +28,7 @@ def write_report(report: Report, folder: Path) -> Path:
     Returns:
         The page.
     """
-    page = render_html(
-        report
-    )  # drawn before anything is written, so that a fault leaves both files as they were
+    page = render_html(report)  # drawn before anything is written, so that a fault leaves both files as they were
     write_atomically(folder / "report.json", render_json(report))
     write_atomically(folder / "report.html", page)
     return folder / "report.html"

@@ -70,7 +70,6 @@ def is_weak(finding: Finding, phase: int) -> bool:
 def phases_figure(finding: Finding, control: Finding | None) -> Figure:
     """Accuracy by phase with Wilson intervals, the fitted harmonic, and the control model."""
     total = finding.axis_tokens
-    shown = control if control is not None and control.axis_tokens == total else None
     label = (
         f"Accuracy by phase, {total} phases: worst {words.phase_accuracy(finding, finding.worst_phase)}; "
         f"best {words.phase_accuracy(finding, finding.best_phase)}; mean {words.number(finding.accuracy)}."
@@ -79,9 +78,9 @@ def phases_figure(finding: Finding, control: Finding | None) -> Figure:
     plot.value_axis([0, 0.25, 0.5, 0.75, 1], "accuracy", 2)
     for phase in range(total):
         _phase_mark(plot, finding, phase)
-    if shown is not None:
+    if control is not None:
         for phase in range(total):
-            _control_mark(plot, shown, phase)
+            _control_mark(plot, control, phase)
     if total > 1 and words.finite(finding.amplitude) is not None:
         plot.curve(_harmonic(finding), "fit")
     worst = words.at_phase(finding.accuracy_by_phase, finding.worst_phase)
@@ -94,7 +93,7 @@ def phases_figure(finding: Finding, control: Finding | None) -> Figure:
         legend.append(("bar weak", "weak phase"))
     if finding.boundary_phases:
         legend.append(("edge", "record straddles a chunk edge"))
-    if shown is not None:
+    if control is not None:
         legend.append(("control", "control model"))
     legend.append(("fit", "fitted wave"))
     return Figure(
@@ -223,7 +222,7 @@ def log_probability_figure(finding: Finding, control: Finding | None) -> Figure 
     """Mean log-probability of the right answer by phase."""
     total = finding.axis_tokens
     curves: list[tuple[Finding, str]] = [(finding, "")]
-    if control is not None and control.axis_tokens == total:
+    if control is not None:
         curves.append((control, "control"))
     known = [v for f, _ in curves for v in map(words.finite, f.log_probability_by_phase) if v is not None]
     if not any(words.finite(v) is not None for v in finding.log_probability_by_phase):

@@ -105,8 +105,7 @@ def strip_figure(finding: Finding) -> Figure | None:
         return None
     columns, row_px = len(strip.filler_tokens), 44
     plot = Plot(
-        f"The right number 8 wins {strip.rankings_right} of {strip.rankings} rankings, by family and filler"
-        " length.",
+        f"The right number 8 wins {strip.rankings_right} of {strip.rankings} rankings, by family and filler length.",
         height_px=row_px * len(strip.families) + 48,
         top_px=0,
         bottom_px=48,
@@ -146,7 +145,8 @@ def strip_figure(finding: Finding) -> Figure | None:
 def _strip_layers(strip: CompletionStrip, row: int) -> list[tuple[str, str]]:
     layers: dict[str, list[tuple[int, int, int]]] = {}
     for column, (right, wrong) in enumerate(zip(strip.p_right[row], strip.p_wrong[row], strict=True)):
-        if words.finite(right) is None or words.finite(wrong) is None:
+        right, wrong = words.finite(right), words.finite(wrong)
+        if right is None or wrong is None:
             continue
         wins = right > wrong
         more, less = max(right, wrong), min(right, wrong)
@@ -164,19 +164,16 @@ def rankings_figure(finding: Finding) -> Figure | None:
     shares = strip.right_wins_by_phase
     total = len(shares)
     plot = Plot(
-        "Share of rankings won by 8, by filler length mod "
-        + f"{total}: "
-        + ", ".join(map(words.number, shares[:16])),
+        "Share of rankings won by 8, by filler length mod " + f"{total}: " + ", ".join(map(words.number, shares[:16])),
         height_px=240,
         bottom_px=48,
     )
     plot.value_axis([0, 0.25, 0.5, 0.75, 1], "share won by 8", 2)
     for phase, share in enumerate(shares):
-        if words.finite(share) is not None:
-            weak = " weak" if share < 0.5 else ""
-            plot.rect(
-                *bar_place(phase, total), 0, share, "bar" + weak, f"phase {phase}: {words.number(share)}"
-            )
+        known = words.finite(share)
+        if known is not None:
+            weak = " weak" if known < 0.5 else ""
+            plot.rect(*bar_place(phase, total), 0, known, "bar" + weak, f"phase {phase}: {words.number(known)}")
     for phase in range(0, total, tick_step(total)):
         plot.text((phase + 0.5) / total, plot.base_px + 16, str(phase))
     plot.text(0.5, plot.base_px + 38, f"filler length, mod {total}", "axis")

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from isophase.audit.report import figures, grids, words
 from isophase.audit.report.figures import Figure
+from isophase.audit.report.fold import control_for
 from isophase.audit.schema import Finding, Report
 
 LONG_HEADLINE = 150  # characters; beyond it smaller type keeps the verdict on a phone's first screen
@@ -75,32 +76,30 @@ def _typeset(function: Any) -> Any:
 def _section(report: Report, finding: Finding, index: int) -> dict[str, Any]:
     """Everything that one finding shows."""
     control = words.control_of(report, finding)
+    aligned = control_for(finding, control)
     small = [
         grids.heat_figure(finding),
         figures.scan_figure(finding),
-        figures.log_probability_figure(finding, control),
+        figures.log_probability_figure(finding, aligned),
         figures.trend_figure(finding),
         figures.boundary_figure(finding),
         grids.rankings_figure(finding),
     ]
-    same_axis = control is not None and control.axis_tokens == finding.axis_tokens
     return {
         "id": f"finding-{index}",
         "finding": finding,
         "control": control,
-        "control_phases": control if same_axis else None,
-        "hero": _heroes(finding, control, same_axis),
+        "control_phases": aligned,
+        "hero": _heroes(finding, control, aligned),
         "strip": grids.strip_figure(finding),
         "small": [figure for figure in small if figure is not None],
     }
 
 
-def _heroes(finding: Finding, control: Finding | None, same_axis: bool) -> list[Figure]:
+def _heroes(finding: Finding, control: Finding | None, aligned: Finding | None) -> list[Figure]:
     """Accuracy by phase; a control measured over another axis cannot share the picture."""
-    heroes = [figures.phases_figure(finding, control)]
-    if control is not None and not same_axis:
+    heroes = [figures.phases_figure(finding, aligned)]
+    if control is not None and aligned is None:
         own = figures.phases_figure(control, None)
-        heroes.append(
-            Figure(**{**own.__dict__, "key": "phases-control", "title": "The control model by phase"})
-        )
+        heroes.append(Figure(**{**own.__dict__, "key": "phases-control", "title": "The control model by phase"}))
     return heroes

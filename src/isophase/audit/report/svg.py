@@ -121,9 +121,7 @@ class Plot:
             _title(title),
         )
 
-    def text(
-        self, x: float, y_px: float, words: str, kind: str = "tick", anchor: str = "middle", dx: int = 0
-    ) -> None:
+    def text(self, x: float, y_px: float, words: str, kind: str = "tick", anchor: str = "middle", dx: int = 0) -> None:
         """Write text at a fraction of the width and a pixel height."""
         self.add(
             '<text class="{}" x="{}" y="{}" dx="{}" text-anchor="{}">{}</text>',
@@ -171,8 +169,7 @@ class Plot:
     ) -> None:
         """Draw a grid of cells, one path per class, from `cell_path`."""
         self.add(
-            '<svg class="cells" y="{}" width="100%" height="{}" viewBox="0 0 {} {}" '
-            'preserveAspectRatio="none">',
+            '<svg class="cells" y="{}" width="100%" height="{}" viewBox="0 0 {} {}" preserveAspectRatio="none">',
             _short(top_px),
             _short(height_px),
             columns,
@@ -191,9 +188,7 @@ class Plot:
 
     def markup(self) -> Markup:
         """The finished drawing."""
-        head = Markup('<svg class="plot" role="img" aria-label="{}" height="{}">').format(
-            self.label, self.height_px
-        )
+        head = Markup('<svg class="plot" role="img" aria-label="{}" height="{}">').format(self.label, self.height_px)
         return head + Markup("").join(self._parts) + Markup("</svg>")
 
 

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from isophase.audit.report import words
+from isophase.audit.report.fold import control_for
 from isophase.audit.schema import Finding, Interval, Report, Verdict
 
 MOST_PHASES = 16
@@ -119,8 +120,7 @@ def _print_finding(report: Report, finding: Finding, console: Console, *, alone:
 
 def _print_phases(finding: Finding, control: Finding | None, console: Console) -> None:
     """One line per phase: number, accuracy, bar with interval, control, remarks."""
-    total = finding.axis_tokens
-    shown = control if control is not None and control.axis_tokens == total else None
+    shown = control_for(finding, control)
     marks = ASCII if console.options.ascii_only else UNICODE
     phases, hidden = _phases_to_show(finding)
     remarks = {phase: _remark(finding, phase) for phase in phases}
@@ -136,14 +136,8 @@ def _print_phases(finding: Finding, control: Finding | None, console: Console) -
     for phase in phases:
         value = words.at_phase(finding.accuracy_by_phase, phase)
         line = Text(f"{phase:>5}  {words.number(value):>8}  ", no_wrap=True, overflow="crop")
-        weak = phase in finding.weak_phases or (
-            finding.verdict == "sensitive" and phase == finding.worst_phase
-        )
-        bar = (
-            _bar(value, finding.interval_by_phase[phase], bar_width, marks)
-            if value is not None
-            else " " * bar_width
-        )
+        weak = phase in finding.weak_phases or (finding.verdict == "sensitive" and phase == finding.worst_phase)
+        bar = _bar(value, finding.interval_by_phase[phase], bar_width, marks) if value is not None else " " * bar_width
         line.append(bar, style="dark_orange" if weak else "blue")
         if with_control and shown is not None:
             line.append(f"  {words.number(words.at_phase(shown.accuracy_by_phase, phase)):>7}", style="dim")
@@ -153,9 +147,7 @@ def _print_phases(finding: Finding, control: Finding | None, console: Console) -
         console.print(line)
     if hidden:
         known = [v for v in (words.at_phase(finding.accuracy_by_phase, p) for p in hidden) if v is not None]
-        span = (
-            f"between {words.number(min(known))} and {words.number(max(known))}" if known else "without data"
-        )
+        span = f"between {words.number(min(known))} and {words.number(max(known))}" if known else "without data"
         _print(console, f"{len(hidden)} other phases lie {span}.", indent=2)
 
 
@@ -238,8 +230,7 @@ def _print_numbers(finding: Finding, control: Finding | None, console: Console) 
         ),
         (
             "answers",
-            ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in finding.statuses.items())
-            or words.MISSING,
+            ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in finding.statuses.items()) or words.MISSING,
         ),
     ]
     if finding.boundary is not None:

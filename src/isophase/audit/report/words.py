@@ -33,11 +33,7 @@ MISSING = "n/a"
 def plain(text: str) -> str:
     """Make foreign text safe to show: control characters could steer a terminal or break XML."""
     return "".join(
-        " "
-        if character in "\t\n\r"
-        else "\ufffd"
-        if unicodedata.category(character) in {"Cc", "Cs"}
-        else character
+        " " if character in "\t\n\r" else "\ufffd" if unicodedata.category(character) in {"Cc", "Cs"} else character
         for character in text
     )
 

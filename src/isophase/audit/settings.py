@@ -47,7 +47,7 @@ class AuditSettings(BaseModel):
     length_tokens: int | None = None
     window_tokens: int | None = None
     seed: int = 0
-    demonstrations: int = 0
+    demonstrations: int | None = None
     key_tokens: int = 1
     value_tokens: int = 1
     style: str = "auto"

@@ -20,7 +20,7 @@ _REASONS = {
     "accuracy_zero": ("the model answered nothing right, so there is no accuracy that could depend on the phase"),
     "items_dropped": "{dropped} items were left out because an answer is missing",
     "near_ceiling": "accuracy is near its ceiling, where a binary score carries little information",
-    "periods_untestable": "periods {untestable} are longer than the window and were not tested",
+    "periods_untestable": "periods {untestable} do not fit the window of {window} positions and were not tested (--window)",
     "shorter_period_explains": (
         "the scan, told nothing, names {scan_period} tokens: a shorter period explains the stride's effect"
     ),
@@ -41,6 +41,7 @@ def reasons(part: Part, result: Assessment) -> list[str]:
         "upper": result.deciding_upper,
         "dropped": result.dropped_items,
         "untestable": ", ".join(map(str, result.untestable_periods)),
+        "window": part.probe.window_tokens,
         "scan_period": result.scan_period_tokens,
     }
     return [_REASONS[code].format(**numbers) for code in result.reasons]

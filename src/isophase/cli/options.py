@@ -50,7 +50,10 @@ Window = Annotated[
     typer.Option(help="Neighbouring positions that each item is asked at; the longest period that can be found."),
 ]
 Seed = Annotated[int, typer.Option(help="Decides prompts and their order.")]
-Demonstrations = Annotated[int, typer.Option(help="Answered questions before the question.")]
+Demonstrations = Annotated[
+    int | None,
+    typer.Option(help="Answered questions before the question; 2 for pretrained models, 0 for the bundled ones."),
+]
 KeyTokens = Annotated[int, typer.Option(help="Tokens per key.")]
 ValueTokens = Annotated[int, typer.Option(help="Tokens per value.")]
 Style = Annotated[str, typer.Option(help=f"How prompts are written: auto, {', '.join(STYLES)}.")]
@@ -76,7 +79,7 @@ def audit_settings(
     length: int | None,
     window: int | None,
     seed: int,
-    demonstrations: int,
+    demonstrations: int | None,
     key_tokens: int,
     value_tokens: int,
     style: str,

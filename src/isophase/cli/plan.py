@@ -18,7 +18,7 @@ def plan(
     length: opt.Length = None,
     window: opt.Window = None,
     seed: opt.Seed = 0,
-    demonstrations: opt.Demonstrations = 0,
+    demonstrations: opt.Demonstrations = None,
     key_tokens: opt.KeyTokens = 1,
     value_tokens: opt.ValueTokens = 1,
     style: opt.Style = "auto",

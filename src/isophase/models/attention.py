@@ -10,91 +10,28 @@ from collections.abc import Callable
 import torch
 from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-from transformers.models.qwen3.modeling_qwen3 import (
-    Qwen3RMSNorm,
-    apply_rotary_pos_emb,
-    eager_attention_forward,
-)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, eager_attention_forward, rotate_half
 
-from isophase.chunking.layout import FixedGrid
+from isophase.models.compressor import WindowCompressor
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.memory import CompressedCache, CompressedLayer
 
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
-class WindowBranch(nn.Module):
-    """Entries of one kind, keys or values: `sum_i softmax_i(Z_i h_i + b_i) C_i h_i` over a window's slots.
+def rotate(states_BKTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
+    """Apply rotary embedding to the first channels of every head; the rest pass.
 
-    Gate and payload parameters belong to the offset `i`; the gate is one scalar per KV head.
-
-    Source: Zhu et al., arXiv 2609.36322, scalar gates with separate key and value branches.
+    Args:
+        states_BKTH: queries or keys.
+        rotary: cosine and sine, each [1, T, R]; R = 0 rotates nothing, R = H everything.
     """
-
-    def __init__(self, config: CompressedQwen3Config, grid: FixedGrid) -> None:
-        super().__init__()
-        heads, width = config.num_key_value_heads, config.head_dim
-        self.heads, self.head_width = heads, width
-        self.payload_WDC = nn.Parameter(torch.empty(grid.window_tokens, config.hidden_size, heads * width))
-        self.gate_WDK = nn.Parameter(torch.empty(grid.window_tokens, config.hidden_size, heads))
-        self.gate_bias_WK = nn.Parameter(torch.zeros(grid.window_tokens, heads))
-
-    def forward(self, windows_BEWD: torch.Tensor, filled_EW: torch.Tensor) -> torch.Tensor:
-        """Entries of the given windows.
-
-        Args:
-            windows_BEWD: hidden states, windows aligned at their last slot.
-            filled_EW: bool, False where a slot lies before the first token.
-
-        Returns:
-            [B, E, K, H].
-        """
-        B, E, W, D = windows_BEWD.shape
-        # One matrix product per offset: [W, B*E, D] x [W, D, *].
-        slots = windows_BEWD.reshape(B * E, W, D).transpose(0, 1)
-        gates_WNK = torch.bmm(slots, self.gate_WDK) + self.gate_bias_WK[:, None, :]
-        gates_BEWK = gates_WNK.transpose(0, 1).view(B, E, W, self.heads)
-        gates_BEWK = gates_BEWK.masked_fill(~filled_EW[None, :, :, None], float("-inf"))
-        weights = torch.softmax(gates_BEWK.float(), dim=2).to(windows_BEWD.dtype)
-        payload = torch.bmm(slots, self.payload_WDC).transpose(0, 1).view(B, E, W, self.heads, self.head_width)
-        return (weights[..., None] * payload).sum(dim=2)
-
-
-class WindowCompressor(nn.Module):
-    """Turns hidden states into the keys and values of closed entries."""
-
-    def __init__(self, config: CompressedQwen3Config, grid: FixedGrid) -> None:
-        super().__init__()
-        self.grid = grid
-        self.keys = WindowBranch(config, grid)
-        self.values = WindowBranch(config, grid)
-
-    def forward(self, open_BTD: torch.Tensor, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Close entries `first..last-1`.
-
-        Args:
-            open_BTD: hidden states that begin with the first window's overlap; where the overlap
-                reaches before token 0 it is shorter, and the missing slots count as empty.
-            first: index of the first entry to close.
-            last: one past the last.
-
-        Returns:
-            Keys (no norm, no rotary yet) and values, each [B, E, K, H].
-        """
-        W, S = self.grid.window_tokens, self.grid.stride_tokens
-        E = last - first
-        # Token index of the first window's first slot; negative before the start of the text.
-        origin = first * S - self.grid.overlap_tokens
-        missing = max(0, -origin)
-        needed = max(E * S + self.grid.overlap_tokens - missing, 0) if E else 0
-        padded = nn.functional.pad(open_BTD[:, :needed], (0, 0, missing if E else 0, 0))
-        if E:
-            windows_BEWD = padded.unfold(1, W, S).transpose(2, 3)
-        else:
-            windows_BEWD = padded.new_zeros(padded.shape[0], 0, W, padded.shape[2])
-        start_E1 = (torch.arange(first, last, device=open_BTD.device) * S - self.grid.overlap_tokens)[:, None]
-        filled_EW = start_E1 + torch.arange(W, device=open_BTD.device) >= 0
-        return self.keys(windows_BEWD, filled_EW), self.values(windows_BEWD, filled_EW)
+    cos, sin = (part[:, None] for part in rotary)
+    width = cos.shape[-1]
+    if width == states_BKTH.shape[-1]:
+        return states_BKTH * cos + rotate_half(states_BKTH) * sin
+    turned, passed = states_BKTH[..., :width], states_BKTH[..., width:]
+    return torch.cat([turned * cos + rotate_half(turned) * sin, passed], dim=-1)
 
 
 class CompressedAttention(nn.Module):
@@ -114,8 +51,9 @@ class CompressedAttention(nn.Module):
         self.k_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
         self.v_proj = nn.Linear(width, config.num_key_value_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, width, bias=bias)
-        self.q_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
-        self.k_norm = Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps)
+        self.q_norm, self.k_norm = (
+            Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in "qk"
+        )
         grid = config.grid
         self.compressor = WindowCompressor(config, grid) if grid is not None else None
 
@@ -147,7 +85,7 @@ class CompressedAttention(nn.Module):
         query = self.q_norm(self.q_proj(hidden_BTD).view(shape)).transpose(1, 2)
         key = self.k_norm(self.k_proj(hidden_BTD).view(shape)).transpose(1, 2)
         value = self.v_proj(hidden_BTD).view(shape).transpose(1, 2)
-        query, key = apply_rotary_pos_emb(query, key, *rotary)
+        query, key = rotate(query, rotary), rotate(key, rotary)
 
         if self.compressor is None:
             if memory is not None:
@@ -158,8 +96,7 @@ class CompressedAttention(nn.Module):
             assert layer is None or isinstance(layer, CompressedLayer)
             open_BTD = hidden_BTD if layer is None else layer.open_window(hidden_BTD)
             entry_key, entry_value = self.compressor(open_BTD, first_entry, last_entry)
-            entry_key = self.k_norm(entry_key).transpose(1, 2)
-            entry_key, _ = apply_rotary_pos_emb(entry_key, entry_key, *entry_rotary)
+            entry_key = rotate(self.k_norm(entry_key).transpose(1, 2), entry_rotary)
             entry_value = entry_value.transpose(1, 2)
             if layer is None:
                 key = torch.cat([entry_key, key], dim=2)

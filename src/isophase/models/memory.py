@@ -163,7 +163,7 @@ class CompressedCache(Cache):  # type: ignore[misc]
         grid = config.grid
         super().__init__(
             layers=[
-                DynamicLayer() if grid is None else CompressedLayer(grid, config.local_window)
+                DynamicLayer() if grid is None else CompressedLayer(grid, config.exact_tokens)
                 for _ in range(config.num_hidden_layers)
             ]
         )

@@ -5,21 +5,24 @@ Importing this module registers the model with `AutoConfig` and `AutoModelForCau
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
-from isophase.models.attention import CompressedAttention, Rotary, WindowBranch
+from isophase.models.attention import CompressedAttention, Rotary
 from isophase.models.compat import CACHE_ARGUMENT, cache_argument, cache_of
+from isophase.models.compressor import WindowBranch
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.memory import CompressedCache
 
 
-class CompressedDecoderLayer(nn.Module):
+class CompressedDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
     """Pre-norm attention and MLP, as in Qwen3."""
 
     def __init__(self, config: CompressedQwen3Config, layer_idx: int) -> None:
@@ -43,6 +46,7 @@ class CompressedQwen3PreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     config_class = CompressedQwen3Config
     base_model_prefix = "model"
     _no_split_modules = ["CompressedDecoderLayer"]  # noqa: RUF012  transformers reads this list
+    supports_gradient_checkpointing = True
     _supports_sdpa = True
     _supports_attention_backend = True
 
@@ -52,10 +56,33 @@ class CompressedQwen3PreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         std = self.config.initializer_range
         if isinstance(module, WindowBranch):
             module.payload_WDC.normal_(0.0, std)
-            module.gate_WDK.normal_(0.0, std)
-            module.gate_bias_WK.zero_()
+            if module.gate_WDK is not None:
+                module.gate_WDK.normal_(0.0, std)
+            if module.gate_bias_WK is not None:
+                module.gate_bias_WK.zero_()
         if isinstance(module, nn.Embedding) and self.config.embedding_range is not None:
             module.weight.normal_(0.0, self.config.embedding_range)
+
+
+class RotaryAngles(nn.Module):
+    """Cosine and sine for the rotated channels of a head, which may be all, some or none."""
+
+    def __init__(self, config: CompressedQwen3Config) -> None:
+        super().__init__()
+        self.angles: Qwen3RotaryEmbedding | None = None
+        if config.rotary_dims != 0:
+            rotated = config if config.rotary_dims is None else copy.deepcopy(config)
+            if config.rotary_dims is not None:
+                rotated.head_dim = config.rotary_dims
+            self.angles = Qwen3RotaryEmbedding(config=rotated)
+
+    def forward(self, hidden_BTD: torch.Tensor, position_T: torch.Tensor) -> Rotary:
+        """Angles at the given positions, each [1, T, R], in the dtype of `hidden_BTD`."""
+        if self.angles is None:
+            none = hidden_BTD.new_zeros(1, len(position_T), 0)
+            return none, none
+        rotary: Rotary = self.angles(hidden_BTD, position_T[None])
+        return rotary
 
 
 class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
@@ -66,7 +93,8 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(CompressedDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.rotary_emb = Qwen3RotaryEmbedding(config=config)
+        self.rotary_emb = RotaryAngles(config)
+        self.gradient_checkpointing = False
         self.post_init()
 
     def forward(
@@ -113,12 +141,12 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         refuse_unsafe_padding(attention_mask, past)
 
         position_T = torch.arange(past, past + length, device=hidden.device)
-        rotary: Rotary = self.rotary_emb(hidden, position_T[None])
+        rotary: Rotary = self.rotary_emb(hidden, position_T)
         grid = self.config.grid
         first, last = (grid.entries(past), grid.entries(past + length)) if grid is not None else (0, 0)
         entry_rotary: Rotary | None = None
         if grid is not None:
-            entry_rotary = self.rotary_emb(hidden, grid.anchor(first, last, hidden.device)[None])
+            entry_rotary = self.rotary_emb(hidden, grid.anchor(first, last, hidden.device))
         mask = self._mask(position_T, past, last, hidden.dtype)
 
         states, weights = [hidden], []
@@ -146,13 +174,18 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         """Additive mask [1, 1, T, entries + local tokens], shared by all layers."""
         grid = self.config.grid
         device = position_T.device
-        kept = past if grid is None else min(self.config.local_window - 1, past)
+        kept = past if grid is None else min(self.config.exact_tokens - 1, past)
         local_L = torch.arange(past - kept, past + len(position_T), device=device)
         ahead_TL = position_T[:, None] - local_L[None, :]
         visible = ahead_TL >= 0
         if grid is not None:
             close_E = grid.close(0, entries, device)
-            visible &= ahead_TL < self.config.local_window
+            if self.config.local_memory == "window":
+                visible &= ahead_TL < self.config.local_window
+            else:
+                # The query's own token stays readable even when it closes its stride.
+                open_from_T = (position_T + 1) // grid.stride_tokens * grid.stride_tokens
+                visible &= (local_L[None, :] >= open_from_T[:, None]) | (ahead_TL == 0)
             visible = torch.cat([close_E[None, :] <= position_T[:, None], visible], dim=1)
         mask = torch.zeros(visible.shape, dtype=dtype, device=device)
         return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]

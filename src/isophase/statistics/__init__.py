@@ -58,6 +58,7 @@ from isophase.statistics.scan import (
     PeriodTest,
     attribute_period,
     extend_period,
+    fits,
     scan_periods,
     without_residue_means,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "dominant_period",
     "estimate_amplitude",
     "extend_period",
+    "fits",
     "harmonic_amplitude",
     "harmonic_shares",
     "harmonic_sums",

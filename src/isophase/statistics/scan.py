@@ -58,7 +58,7 @@ class PeriodScan:
         line_z: z that the largest of all periods exceeds in 5 % of the shifts.
         period_tokens: the period that explains what is significant, or None.
         effects: effect size behind each test, in the same order.
-        untestable: periods asked for that are longer than the window.
+        untestable: periods asked for that do not fit the window.
     """
 
     tests: tuple[PeriodTest, ...]
@@ -123,7 +123,7 @@ def scan_periods(
 
     Args:
         observations: complete items, window starts drawn at random; at least one item.
-        periods: periods to test; None: `DEFAULT_PERIODS`. Those longer than the window are set aside.
+        periods: periods to test; None: `DEFAULT_PERIODS`. Those that do not fit the window (`fits`) are set aside.
         controls: further periods, flagged as controls.
         shifts: B; with B = 999 or more the smallest p-value can survive the adjustment.
         seed: of the shifts.
@@ -144,8 +144,8 @@ def scan_periods(
     asked = sorted({*(DEFAULT_PERIODS if periods is None else periods), *controls})
     if asked and asked[0] < 2:
         raise ValueError(f"period {asked[0]} is not testable, the shortest is 2 tokens")
-    tested = [period for period in asked if period <= observations.window_tokens]
-    untestable = tuple(period for period in asked if period > observations.window_tokens)
+    tested = [period for period in asked if fits(period, observations.window_tokens)]
+    untestable = tuple(period for period in asked if period not in tested)
     if not tested:
         return PeriodScan((), math.inf, None, (), untestable)
 
@@ -188,6 +188,14 @@ def scan_periods(
         effects=effects,
         untestable=untestable,
     )
+
+
+def fits(period_tokens: int, window_tokens: int) -> bool:
+    """Whether whole laps of the period use more than two thirds of the window.
+
+    A period that can use less is known so much worse than the others that it would keep every scan open.
+    """
+    return 3 * (window_tokens // period_tokens * period_tokens) > 2 * window_tokens
 
 
 def attribute_period(

@@ -65,7 +65,7 @@ def assess(
     - boundary: half the difference, less its noise.
 
     *none*: no adjusted p is below 0.05 and the 95 % upper limit of the amplitude (after a scan, the largest
-    of all periods tested) is below the margin. Otherwise *inconclusive*; always so if nothing was answered
+    of all periods tested but controls) is below the margin. Otherwise *inconclusive*; always so if nothing was answered
     right, or if fewer than two items are complete.
 
     Args:
@@ -143,7 +143,11 @@ def assess(
         assert scan is not None
         significant = ["scan"] if named else []
         sizes = {"scan": max(effect.debiased, gap.points / 200.0)}
-        decision = _decide(significant, sizes, scan.effects, margin, len(scan.tests), usable)
+        # Controls are there to expose a confound; no compressor has such a period, so none has to be excluded.
+        possible = [
+            effect for entry, effect in zip(scan.tests, scan.effects, strict=True) if not entry.control
+        ] or scan.effects
+        decision = _decide(significant, sizes, possible, margin, len(scan.tests), usable)
 
     table = table_by_residue(described, axis)
     accuracy = float(np.nanmean(described.outcomes)) if described.prompts else 0.0

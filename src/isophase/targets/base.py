@@ -45,6 +45,7 @@ class TargetDefaults(BaseModel):
         records: number of records; None: a pilot picks it.
         length_tokens: length of each prompt.
         items: number of items.
+        demonstrations: answered questions before the question.
         control: spec of the model to compare with.
     """
 
@@ -54,6 +55,7 @@ class TargetDefaults(BaseModel):
     records: int | None = None
     length_tokens: int | None = None
     items: int | None = None
+    demonstrations: int = 0
     control: str | None = None
 
 

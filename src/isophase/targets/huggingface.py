@@ -97,10 +97,27 @@ class HuggingFaceTarget:
         extra = {"gguf_file": gguf_file} if gguf_file else {}
         self.config = load_part(AutoConfig, path, "configuration", **extra)
         self.tokenizer = HuggingFaceTokenizer(load_part(AutoTokenizer, path, "tokenizer", **extra))
-        self.defaults = defaults or TargetDefaults(style=getattr(self.config, "record_style", None))
+        self.defaults = defaults or self._defaults()
         self._extra = extra
         self._model: PreTrainedModel | None = None
         self._shares_prefix: bool | None = None
+
+    def _defaults(self) -> TargetDefaults:
+        """Probe settings for a model that says nothing about itself."""
+        style = getattr(self.config, "record_style", None)
+        # Enough to exclude an amplitude of 0.02 where most items are answered alike at all positions; a multiple of
+        # the window, which matches the moments of the positions exactly.
+        items = 96
+        if self.device.type == "cuda":
+            length = 2048
+        else:
+            # A CPU reads some hundred tokens a second. Known grids come with exact windows of up to 128
+            # tokens, and the record must lie well outside.
+            length = 512 if self.grids else 192
+        if self.max_length_tokens is not None:
+            length = min(length, self.max_length_tokens)
+        # Without a demonstration, small models talk about the question instead of answering it.
+        return TargetDefaults(style=style, length_tokens=length, items=items, demonstrations=0 if style else 2)
 
     @property
     def model(self) -> PreTrainedModel:

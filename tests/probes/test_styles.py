@@ -51,7 +51,7 @@ def test_sentences_read_as_text(bpe):
     keys, values = style.key_words[:1, None], style.value_words[:1, None]
     assert bpe.decode(style.record.fill(keys, values)[0]) == " The code for cat is red."
     question = bpe.decode(style.question.fill(keys, values)[0])
-    assert question == "\nQuestion: What is the code for cat?\nAnswer: The code for cat is"
+    assert question == " The code for cat is"
     assert bpe.decode(style.shot.fill(keys, values)[0]) == question + " red."
     assert style.prologue[0] == bpe.prefix_ids[0]
 

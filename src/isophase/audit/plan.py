@@ -25,9 +25,10 @@ _RECORDS_WITHOUT_PILOT = 16
 
 # Near the ceiling and near zero a binary score carries no information; near the ceiling, though, few prompts
 # exclude an effect. The hardest task that is answered this often serves both.
-_PILOT_AIM = 0.75
+_PILOT_AIM = 0.9
 _PILOT_RECORDS = (128, 64, 32, 16, 8, 4, 2)
-_PILOT_ITEMS, _PILOT_COLUMNS = 8, (0, 12)
+# One prompt an item: an item is mostly answered alike at all its positions.
+_PILOT_ITEMS, _PILOT_COLUMNS = 24, (0,)
 
 _OPTIONS = {
     "length_tokens": "--length",
@@ -169,7 +170,9 @@ def _probe_settings(settings: AuditSettings, probe_name: str, lead: Target, reco
                 "length_tokens": length,
                 "window_tokens": _window(settings, lead),
                 "seed": settings.seed,
-                "demonstrations": settings.demonstrations if settings.demonstrations is not None else defaults.demonstrations,
+                "demonstrations": settings.demonstrations
+                if settings.demonstrations is not None
+                else defaults.demonstrations,
                 "key_tokens": settings.key_tokens,
                 "value_tokens": settings.value_tokens,
                 "style": style,
@@ -293,7 +296,9 @@ def outlook(part: Part, tokenizer: Tokenizer) -> Outlook:
     window = probe.window_tokens
     # Within an item, lengths are the same or grow evenly from the first column to the last.
     first, last = len(probe.prompt(0).ids), len(probe.prompt(window - 1).ids)
-    periods: Sequence[int] = [part.stride_tokens] if part.stride_tokens else [p for p in DEFAULT_PERIODS if fits(p, window)]
+    periods: Sequence[int] = (
+        [part.stride_tokens] if part.stride_tokens else [p for p in DEFAULT_PERIODS if fits(p, window)]
+    )
     tests = 3 if part.stride_tokens else len(periods)
     return Outlook(
         prompts=part.rows,

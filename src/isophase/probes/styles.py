@@ -238,7 +238,9 @@ STYLES: dict[str, RecordStyle] = {
                 "Remember them; a question about one of them follows at the end.\n"
             ),
             record=" The code for{key} is{value}.",
-            question="\nQuestion: What is the code for{key}?\nAnswer: The code for{key} is",
+            # In the record's own words: small models then err about the record, not about the question.
+            opening="\nThe codes again:",
+            question=" The code for{key} is",
             shot_end=".",
         ),
         RecordStyle(

@@ -107,7 +107,7 @@ class HuggingFaceTarget:
         style = getattr(self.config, "record_style", None)
         # Enough to exclude an amplitude of 0.02 where most items are answered alike at all positions; a multiple of
         # the window, which matches the moments of the positions exactly.
-        items = 96
+        items = 72
         if self.device.type == "cuda":
             length = 2048
         else:

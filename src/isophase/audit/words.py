@@ -20,7 +20,9 @@ _REASONS = {
     "accuracy_zero": ("the model answered nothing right, so there is no accuracy that could depend on the phase"),
     "items_dropped": "{dropped} items were left out because an answer is missing",
     "near_ceiling": "accuracy is near its ceiling, where a binary score carries little information",
-    "periods_untestable": "periods {untestable} do not fit the window of {window} positions and were not tested (--window)",
+    "periods_untestable": (
+        "periods {untestable} do not fit the window of {window} positions and were not tested (--window)"
+    ),
     "shorter_period_explains": (
         "the scan, told nothing, names {scan_period} tokens: a shorter period explains the stride's effect"
     ),

@@ -12,7 +12,7 @@ import typer.core
 from rich.console import Console
 
 from isophase import __version__
-from isophase.cli import audit, compare, models, plan, report, show, train
+from isophase.cli import audit, compare, explain, models, plan, report, show, sweep, train
 from isophase.errors import EXIT_INTERRUPTED, IsophaseError
 
 
@@ -65,6 +65,8 @@ app.command("compare")(compare.compare)
 app.command("show")(show.show)
 app.command("models")(models.models)
 app.command("train")(train.train)
+app.command("sweep")(sweep.sweep)
+app.command("explain")(explain.explain)
 
 
 def main() -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from isophase.errors import IsophaseError
-from isophase.lab.tasks import LookupStage
+from isophase.lab.tasks_stream import Stage
 
 
 class Optimiser(BaseModel):
@@ -58,9 +58,18 @@ class Recipe(BaseModel):
         purpose: one sentence for `isophase models`.
         seed: decides initialisation and data. Parameters that two models share by name start equal.
         threads: of torch on the CPU; part of the recipe because it can change the last digit.
-        model: settings of `CompressedQwen3Config`.
+        architecture: `compressed_qwen3`, our model, or `deepseek_v4`, transformers' own class.
+        model: settings of `CompressedQwen3Config` or `DeepseekV4Config`.
+        tokenizer: folder or hub id of the tokenizer; None: the closed vocabulary of the bundled models.
         stages: curriculum, in order.
         optimiser: see `Optimiser`.
+        device: `auto` takes a GPU where there is one, or `cpu`.
+        precision: `fp32`, `bf16` (parameters stay in float32), or `auto`: bf16 on a GPU that has it.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
+        micro_batch: most sequences that a process reads at once; gradients are summed over them. None: all.
+        compile: run the backbone through `torch.compile`.
+        curve_every_steps: steps between points of the curve.
+        validate_every_steps: steps between validations, where a stage holds sequences out.
         probe: probe settings that suit the trained model (records, length_tokens, items).
     """
 
@@ -70,9 +79,18 @@ class Recipe(BaseModel):
     purpose: str = ""
     seed: int = Field(ge=0)
     threads: int = Field(default=1, ge=1)
+    architecture: Literal["compressed_qwen3", "deepseek_v4"] = "compressed_qwen3"
     model: dict[str, Any]
-    stages: tuple[LookupStage, ...] = Field(min_length=1)
+    tokenizer: str | None = None
+    stages: tuple[Stage, ...] = Field(min_length=1)
     optimiser: Optimiser
+    device: Literal["auto", "cpu"] = "auto"
+    precision: Literal["auto", "fp32", "bf16"] = "auto"
+    gradient_checkpointing: bool = False
+    micro_batch: int | None = Field(default=None, ge=1)
+    compile: bool = False
+    curve_every_steps: int = Field(default=20, ge=1)
+    validate_every_steps: int = Field(default=200, ge=1)
     probe: dict[str, int | str] = Field(default_factory=dict)
 
     @property
@@ -92,21 +110,49 @@ def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
     Raises:
         IsophaseError: for a missing file, bad YAML or an unknown or impossible setting.
     """
-    raw = _read_yaml(path)
+    raw = read_yaml(path)
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise IsophaseError(f"--set {override!r} is not key=value.", "For example --set seed=2.")
-        node = raw
-        *parents, last = key.split(".")
-        for parent in parents:
-            node = node.setdefault(parent, {})
-            if not isinstance(node, dict):
-                raise IsophaseError(f"--set {key}: {parent!r} holds a single value.", "Check the recipe's keys.")
         try:
-            node[last] = yaml.safe_load(value)
+            set_key(raw, key, yaml.safe_load(value), "--set ")
         except yaml.YAMLError as error:
             raise IsophaseError(f"--set {override!r}: the value is not YAML.", "For example --set seed=2.") from error
+    return check_recipe(raw, path)
+
+
+def set_key(raw: dict[str, Any], key: str, value: Any, where: str) -> None:
+    """Change one setting of a recipe that is not checked yet, in place.
+
+    Args:
+        raw: the recipe.
+        key: dotted, such as `model.compression_stride`.
+        value: the new value.
+        where: begins the message of a fault, such as `--set `.
+
+    Raises:
+        IsophaseError: where the key goes through something that holds no keys.
+    """
+    node = raw
+    *parents, last = key.split(".")
+    for parent in parents:
+        node = node.setdefault(parent, {})
+        if not isinstance(node, dict):
+            raise IsophaseError(f"{where}{key}: {parent!r} holds a single value.", "Check the recipe's keys.")
+    node[last] = value
+
+
+def check_recipe(raw: dict[str, Any], path: Path) -> Recipe:
+    """Check settings.
+
+    Args:
+        raw: the settings.
+        path: where they come from, for the message.
+
+    Raises:
+        IsophaseError: for an unknown or impossible setting.
+    """
     try:
         return Recipe.model_validate(raw)
     except ValidationError as error:
@@ -117,7 +163,16 @@ def read_recipe(path: Path, overrides: tuple[str, ...] = ()) -> Recipe:
         ) from error
 
 
-def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+def read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Settings of a YAML file, put upon those of its `base`, unchecked.
+
+    Args:
+        path: the file.
+        above: files whose base it is, so that a circle is found.
+
+    Raises:
+        IsophaseError: for a missing file, bad YAML or a circle.
+    """
     if path.resolve() in above:
         raise IsophaseError(f"recipe {str(path)!r} is its own base.", "Let `base` name another recipe.")
     try:
@@ -133,7 +188,7 @@ def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
         return raw
     if not isinstance(base, str):
         raise IsophaseError(f"{path}: base: {base!r} is no file name.", "Name a recipe, relative to this one.")
-    merged = _read_yaml(path.parent / base, (*above, path.resolve()))
+    merged = read_yaml(path.parent / base, (*above, path.resolve()))
     for key, value in raw.items():
         old = merged.get(key)
         merged[key] = {**old, **value} if isinstance(old, dict) and isinstance(value, dict) else value

@@ -7,6 +7,8 @@ the same sequences in the same order.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -25,6 +27,7 @@ class LookupStage(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: Literal["lookup"] = "lookup"
     context_tokens: int = Field(gt=0, description="tokens before the first query")
     pairs: int = Field(gt=0, description="key-value pairs in the context")
     queries: int = Field(gt=0, description="queries after the context, at most `pairs`")

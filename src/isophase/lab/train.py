@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-import json
+import math
 import time
-from hashlib import sha256
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
+from accelerate import Accelerator, DistributedType
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch import nn
-from transformers import PreTrainedTokenizerFast
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
 
 from isophase import __version__
-from isophase.atomic import write_atomically
 from isophase.errors import IsophaseError
+from isophase.lab.checkpoint import RECORD, Progress, TrainingFolder, read_checkpoint, refuse_another_recipe
 from isophase.lab.recipe import Recipe
-from isophase.lab.tasks import IGNORED, lookup_batch
+from isophase.lab.tasks_stream import DataStream
+from isophase.lab.train_models import build_model, grid_of, load_tokenizer, pairs_tokenizer
+from isophase.lab.train_step import Predictor, open_accelerator, train_step, validation_loss
 from isophase.models.bundled import TrainingRecord
-from isophase.models.config import CompressedQwen3Config
-from isophase.models.qwen3 import CompressedQwen3ForCausalLM
-from isophase.probes.pairs import END_ID, PAD_ID, WORDS
 
-_CURVE_EVERY = 20
+__all__ = ["Cadence", "build_model", "pairs_tokenizer", "train", "train_step"]
 
 
-def train(recipe: Recipe, out: Path, command: str, console: Console | None = None) -> TrainingRecord:
+@dataclass(frozen=True, kw_only=True)
+class Cadence:
+    """When a checkpoint is written: after so many minutes, at a point of the curve; and every so many steps.
+
+    Attributes:
+        minutes: between checkpoints.
+        steps: between checkpoints; None: minutes alone decide.
+    """
+
+    minutes: float = 5.0
+    steps: int | None = None
+
+
+def train(
+    recipe: Recipe,
+    out: Path,
+    command: str,
+    console: Console | None = None,
+    *,
+    resume: bool = False,
+    cadence: Cadence | None = None,
+) -> TrainingRecord:
     """Train the recipe's model and save it with its curve and record.
+
+    Every process of `accelerate launch` calls this; the first one writes.
 
     Args:
         recipe: what to train.
@@ -40,166 +60,195 @@ def train(recipe: Recipe, out: Path, command: str, console: Console | None = Non
             `recipe.json` and `training.json` (written last).
         command: how the user called this, for the record.
         console: where progress goes; None: nowhere.
+        resume: go on with an unfinished run from its checkpoint; a finished one is left as it is.
+        cadence: when checkpoints are written.
 
     Returns:
         The record, as in `training.json`.
 
     Raises:
-        IsophaseError: for impossible model settings or a folder that holds another finished run.
+        IsophaseError: for impossible settings, a folder that holds another run, or a loss that is no number.
     """
-    if (out / "training.json").exists():
-        raise IsophaseError(f"{str(out)!r} already holds a trained model.", "Choose another --out, or remove it.")
+    if resume and (out / RECORD).exists():
+        refuse_another_recipe(out, recipe)
+        return TrainingRecord.model_validate_json((out / RECORD).read_text(encoding="utf-8"))
+    accelerator = open_accelerator(recipe)
+    folder = TrainingFolder(out, recipe, resume=resume) if accelerator.is_main_process else None
     try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise IsophaseError(f"cannot write to {str(out)!r}: {error.strerror}.", "Choose another --out.") from error
-    torch.set_num_threads(recipe.threads)
-    model = build_model(recipe)
-    optimiser = torch.optim.AdamW(
-        model.parameters(), lr=0.0, betas=recipe.optimiser.betas, weight_decay=recipe.optimiser.weight_decay
-    )
-    rng = np.random.default_rng(recipe.seed)
-    curve: list[dict[str, Any]] = []
-    recent: list[tuple[float, float]] = []
-    began = time.monotonic()
-    step = tokens = sequences = 0
-    with _progress(console) as progress:
-        bar = progress.add_task("training", total=recipe.steps, note="")
-        for number, stage in enumerate(recipe.stages):
-            for _ in range(stage.steps):
-                batch = lookup_batch(stage, rng)
-                rate = recipe.optimiser.rate(step, recipe.steps)
-                for group in optimiser.param_groups:
+        # Dropout, where a model has it, draws from torch's own generator; the caller's is left as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(recipe.seed)
+            run = _Run(recipe, out, folder, accelerator)
+            run.train(cadence or Cadence(), console if accelerator.is_main_process else None)
+            return run.save(command)
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+class _Run:
+    """One session of a training run."""
+
+    def __init__(self, recipe: Recipe, out: Path, folder: TrainingFolder | None, accelerator: Accelerator) -> None:
+        self.recipe, self.out, self.folder, self.accelerator = recipe, out, folder, accelerator
+        torch.set_num_threads(recipe.threads)
+        self.tokenizer = load_tokenizer(recipe)
+        words = None if recipe.tokenizer is None else self.tokenizer
+        with accelerator.main_process_first():
+            self.data = DataStream(recipe.stages, recipe.seed, words, out.parent)
+        self.validation = list(self.data.validation())
+        self.model = build_model(recipe, words)
+        self.parameters = sum(p.numel() for p in self.model.parameters())
+        if recipe.gradient_checkpointing:
+            # The new name of transformers 5.24, else the old one.
+            enable = getattr(self.model, "activation_checkpointing_enable", self.model.gradient_checkpointing_enable)
+            enable({"use_reentrant": False})
+        if recipe.compile:
+            self.model.model.compile()
+        state = read_checkpoint(out)
+        if state is not None:
+            self.model.load_state_dict(state["model"])
+        optimiser = torch.optim.AdamW(
+            self.model.parameters(), lr=0.0, betas=recipe.optimiser.betas, weight_decay=recipe.optimiser.weight_decay
+        )
+        self.predictor, self.optimiser = accelerator.prepare(Predictor(self.model), optimiser)
+        self.progress = Progress()
+        if state is not None:
+            self.optimiser.load_state_dict(state["optimiser"])
+            self.data.restore(state["data"])
+            torch.set_rng_state(state["torch"])
+            self.progress = Progress(**state["progress"])
+        if folder is not None:
+            folder.begin(self.progress.curve)
+
+    def train(self, cadence: Cadence, console: Console | None) -> None:
+        """Take all steps that are left."""
+        recipe, progress = self.recipe, self.progress
+        before, tokens_before, began = progress.seconds, progress.tokens, time.monotonic()
+        saved = began
+        with _bar(console) as bar:
+            task = bar.add_task("training", total=recipe.steps, completed=progress.step, note="")
+            for number, part in self.data.schedule(progress.step):
+                batch = self.data.draw(part)
+                rate = recipe.optimiser.rate(progress.step, recipe.steps)
+                for group in self.optimiser.param_groups:
                     group["lr"] = rate
-                recent.append(train_step(model, optimiser, batch.ids, batch.labels, recipe.optimiser.clip_norm))
-                step += 1
-                sequences += stage.batch
-                tokens += batch.ids.size
-                if step % _CURVE_EVERY == 0 or step == recipe.steps:
-                    loss, accuracy = (float(v) for v in np.mean(recent, axis=0))
-                    recent.clear()
-                    curve.append(
-                        {
-                            "step": step,
-                            "stage": number,
-                            "loss": round(loss, 5),
-                            "accuracy": round(accuracy, 5),
-                        }
-                    )
-                    speed = tokens / (time.monotonic() - began)
-                    note = f"loss {loss:.3f}  accuracy {accuracy:.3f}  {speed:,.0f} tokens/s"
-                    progress.update(bar, completed=step, note=note)
-    seconds = time.monotonic() - began
+                loss, accuracy = train_step(
+                    self.predictor,
+                    self.optimiser,
+                    batch.ids,
+                    batch.labels,
+                    recipe.optimiser.clip_norm,
+                    self.accelerator,
+                    recipe.micro_batch,
+                )
+                progress.step += 1
+                if not math.isfinite(loss):
+                    raise IsophaseError(f"the loss of step {progress.step} is {loss}.", "Lower the learning rate.")
+                progress.recent.append((loss, accuracy))
+                progress.sequences += part.batch
+                progress.tokens += batch.ids.size
+                progress.seconds = before + time.monotonic() - began
+                at_point = progress.step % recipe.curve_every_steps == 0 or progress.step == recipe.steps
+                if at_point:
+                    self._add_point(number)
+                    speed = (progress.tokens - tokens_before) / (progress.seconds - before)
+                    point = progress.curve[-1]
+                    note = f"loss {point['loss']:.3f}  accuracy {point['accuracy']:.3f}  {speed:,.0f} tokens/s"
+                    bar.update(task, completed=progress.step, note=note)
+                due = cadence.steps is not None and progress.step % cadence.steps == 0
+                due |= at_point and time.monotonic() - saved >= 60 * cadence.minutes
+                if due and progress.step < recipe.steps:
+                    self._checkpoint()
+                    saved = time.monotonic()
 
-    model.eval().save_pretrained(out)
-    pairs_tokenizer().save_pretrained(out)
-    write_atomically(out / "curve.jsonl", "".join(json.dumps(point) + "\n" for point in curve))
-    write_atomically(out / "recipe.json", recipe.model_dump_json(indent=2) + "\n")
-    record = TrainingRecord(
-        name=recipe.name,
-        purpose=recipe.purpose,
-        parameters=sum(p.numel() for p in model.parameters()),
-        weights_bytes=(out / "model.safetensors").stat().st_size,
-        window_tokens=model.config.compression_window,
-        stride_tokens=model.config.compression_stride,
-        kv_heads=model.config.num_key_value_heads,
-        layers=model.config.num_hidden_layers,
-        hidden_size=model.config.hidden_size,
-        seed=recipe.seed,
-        steps=recipe.steps,
-        sequences=sequences,
-        tokens=tokens,
-        seconds=round(seconds, 1),
-        threads=recipe.threads,
-        final_loss=curve[-1]["loss"],
-        final_accuracy=curve[-1]["accuracy"],
-        versions={
-            "isophase": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
-        command=command,
-        probe=recipe.probe,
-    )
-    write_atomically(out / "training.json", record.model_dump_json(indent=2) + "\n")
-    return record
+    def save(self, command: str) -> TrainingRecord:
+        """Write the model and the record; the run is then complete."""
+        sharded = self.accelerator.distributed_type == DistributedType.FSDP
+        weights = None
+        if sharded:
+            state = self.accelerator.get_state_dict(self.predictor)
+            weights = {name.removeprefix("model."): value for name, value in state.items()}
+        model = self.model.eval()
 
+        def write(folder: Path) -> None:
+            model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
+            self.tokenizer.save_pretrained(folder)
 
-def build_model(recipe: Recipe) -> CompressedQwen3ForCausalLM:
-    """A freshly initialised model. Parameters of equal name and shape start equal in matched recipes.
+        if self.folder is not None:
+            self.folder.write_model(write)
+        record = self._record(command)
+        if self.folder is not None:
+            self.folder.finish(record.model_dump_json(indent=2) + "\n")
+        self.accelerator.wait_for_everyone()
+        return record
 
-    Raises:
-        IsophaseError: for settings that the configuration refuses.
-    """
-    # transformers takes any keyword: a misspelt `compression_stride` would train full attention.
-    if unknown := sorted(set(recipe.model) - set(CompressedQwen3Config().to_dict())):
-        raise IsophaseError(
-            f"recipe {recipe.name!r}: model: there is no setting {unknown[0]!r}.",
-            "The settings are those of CompressedQwen3Config.",
+    def _add_point(self, stage: int) -> None:
+        progress, recipe = self.progress, self.recipe
+        loss, accuracy = (float(v) for v in np.mean(progress.recent, axis=0))
+        progress.recent.clear()
+        point: dict[str, Any] = {
+            "step": progress.step,
+            "stage": stage,
+            "loss": round(loss, 5),
+            "accuracy": round(accuracy, 5),
+        }
+        last = progress.curve[-1]["step"] if progress.curve else 0
+        crossed = progress.step // recipe.validate_every_steps > last // recipe.validate_every_steps
+        if self.validation and (crossed or progress.step == recipe.steps):
+            point["validation_loss"] = round(validation_loss(self.predictor, self.validation, self.accelerator), 5)
+        progress.curve.append(point)
+        if self.folder is not None:
+            self.folder.append(point)
+
+    def _checkpoint(self) -> None:
+        # Sharded parameters are not gathered in the middle of a run (see docs/training.md).
+        if self.folder is None or self.accelerator.distributed_type == DistributedType.FSDP:
+            return
+        self.folder.write_checkpoint(
+            {
+                "model": self.model.state_dict(),
+                "optimiser": self.optimiser.state_dict(),
+                "data": self.data.state(),
+                "torch": torch.get_rng_state(),
+                "progress": asdict(self.progress),
+            }
         )
-    try:
-        config = CompressedQwen3Config(
-            vocab_size=len(WORDS),
-            pad_token_id=PAD_ID,
-            eos_token_id=END_ID,
-            bos_token_id=None,
-            record_style="pairs",
-            **recipe.model,
+
+    def _record(self, command: str) -> TrainingRecord:
+        recipe, progress, config = self.recipe, self.progress, self.model.config
+        window, stride = grid_of(self.model)
+        weights = list(self.out.glob("model*.safetensors"))
+        return TrainingRecord(
+            name=recipe.name,
+            purpose=recipe.purpose,
+            parameters=self.parameters,
+            weights_bytes=sum(path.stat().st_size for path in weights),
+            window_tokens=window,
+            stride_tokens=stride,
+            kv_heads=config.num_key_value_heads,
+            layers=config.num_hidden_layers,
+            hidden_size=config.hidden_size,
+            seed=recipe.seed,
+            steps=recipe.steps,
+            sequences=progress.sequences,
+            tokens=progress.tokens,
+            seconds=round(progress.seconds, 1),
+            threads=recipe.threads,
+            final_loss=progress.curve[-1]["loss"],
+            final_accuracy=progress.curve[-1]["accuracy"],
+            versions={
+                "isophase": __version__,
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+            command=command,
+            probe=recipe.probe,
         )
-        model = CompressedQwen3ForCausalLM(config)
-    except (ValueError, TypeError, RuntimeError, StrictDataclassError) as error:
-        raise IsophaseError(
-            f"recipe {recipe.name!r}: model: {shorten(str(error), 300)}.",
-            "Correct the recipe's `model` settings.",
-        ) from error
-    embeddings = model.get_input_embeddings().weight
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            # Norm weights and gate biases are constants at the start.
-            if parameter.dim() < 2 or name.endswith("gate_bias_WK"):
-                continue
-            seed = int.from_bytes(sha256(f"{recipe.seed} {name}".encode()).digest()[:8]) >> 1
-            generator = torch.Generator().manual_seed(seed)
-            wide = parameter is embeddings and config.embedding_range is not None
-            std = config.embedding_range if wide else config.initializer_range
-            parameter.normal_(0.0, std, generator=generator)
-    return model
 
 
-def train_step(
-    model: CompressedQwen3ForCausalLM,
-    optimiser: torch.optim.Optimizer,
-    ids_BT: np.typing.NDArray[np.int64],
-    labels_BT: np.typing.NDArray[np.int64],
-    clip_norm: float,
-) -> tuple[float, float]:
-    """One optimiser step; returns loss and accuracy over the predicted tokens."""
-    model.train()
-    ids, labels = torch.from_numpy(ids_BT), torch.from_numpy(labels_BT)[:, 1:]
-    predicted = labels != IGNORED
-    # Only predicted positions go through the head: most of the sequence is context.
-    hidden = model.model(ids, use_cache=False).last_hidden_state[:, :-1][predicted]
-    logits = model.lm_head(hidden)
-    loss = nn.functional.cross_entropy(logits, labels[predicted])
-    optimiser.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
-    nn.utils.clip_grad_norm_(model.parameters(), clip_norm)
-    optimiser.step()
-    accuracy = (logits.argmax(dim=-1) == labels[predicted]).float().mean()
-    return float(loss.detach()), float(accuracy)
-
-
-def pairs_tokenizer() -> PreTrainedTokenizerFast:
-    """The word-level tokenizer of the bundled models."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", unk_token="<pad>")
-
-
-def _progress(console: Console | None) -> Progress:
-    return Progress(
+def _bar(console: Console | None) -> Bar:
+    return Bar(
         TextColumn("{task.description}"),
         BarColumn(),
         TextColumn("{task.completed}/{task.total}  {task.fields[note]}"),

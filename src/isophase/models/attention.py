@@ -28,10 +28,10 @@ def rotate(states_BKTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
     """
     cos, sin = (part[:, None] for part in rotary)
     width = cos.shape[-1]
-    if width == states_BKTH.shape[-1]:
-        return states_BKTH * cos + rotate_half(states_BKTH) * sin
     turned, passed = states_BKTH[..., :width], states_BKTH[..., width:]
-    return torch.cat([turned * cos + rotate_half(turned) * sin, passed], dim=-1)
+    half: torch.Tensor = rotate_half(turned)
+    turned = turned * cos + half * sin
+    return turned if width == states_BKTH.shape[-1] else torch.cat([turned, passed], dim=-1)
 
 
 class CompressedAttention(nn.Module):

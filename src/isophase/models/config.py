@@ -8,7 +8,6 @@ from transformers import Qwen3Config
 
 from isophase.chunking.layout import FixedGrid
 
-
 _CHOICES = {
     "local_memory": ("window", "tail"),
     "slot_parameters": ("offset", "series", "shared"),

@@ -108,12 +108,10 @@ class HuggingFaceTarget:
         # Enough to exclude an amplitude of 0.02 where most items are answered alike at all positions; a multiple of
         # the window, which matches the moments of the positions exactly.
         items = 72
-        if self.device.type == "cuda":
-            length = 2048
-        else:
-            # A CPU reads some hundred tokens a second. Known grids come with exact windows of up to 128
-            # tokens, and the record must lie well outside.
-            length = 512 if self.grids else 192
+        # A CPU reads some hundred tokens a second. Known grids come with exact windows of up to 128 tokens,
+        # and the record must lie well outside.
+        slow_length = 512 if self.grids else 192
+        length = 2048 if self.device.type == "cuda" else slow_length
         if self.max_length_tokens is not None:
             length = min(length, self.max_length_tokens)
         # Without a demonstration, small models talk about the question instead of answering it.

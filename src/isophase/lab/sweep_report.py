@@ -1,0 +1,226 @@
+"""The result of a sweep: `table.json`, `table.md` in the paper's form, and one page with all curves.
+
+A pure function of the sweep's folder; the same bytes whichever engine ran it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment
+from markupsafe import Markup
+from pydantic import BaseModel, ConfigDict, Field
+
+from isophase.atomic import write_atomically
+from isophase.audit.report.svg import Plot, nice_ticks
+from isophase.audit.schema import Interval, Report
+from isophase.lab.sweep import Run, Sweep, is_finished
+from isophase.models.bundled import TrainingRecord
+
+
+class Row(BaseModel):
+    """One run in `table.json`."""
+
+    model_config = ConfigDict(frozen=True)
+
+    run: str
+    seed: int
+    window_tokens: int | None = Field(description="null: full attention")
+    stride_tokens: int | None
+    kv_heads: int
+    parameters: int
+    steps: int
+    validation_loss: float | None = Field(description="of text that is held out; null where the recipe has none")
+    final_loss: float = Field(description="of training, where no sequence comes twice in lookup")
+    mean: float = Field(description="accuracy over all phases")
+    mean_interval: Interval
+    worst: float | None = Field(description="accuracy at the worst phase")
+    worst_interval: Interval | None
+    worst_phase: int | None
+    gap_points: float
+    gap_interval_points: Interval
+    stride_source: str = Field(description="what the test of the verdict was told")
+    period_tokens: int | None = Field(description="found by a scan that is told nothing; null: none")
+    verdict: str
+    accuracy_by_phase: list[float | None]
+    interval_by_phase: list[Interval]
+
+
+def write_tables(sweep: Sweep, out: Path, failed: dict[str, str]) -> list[Row]:
+    """Write the three files from the runs that are finished.
+
+    Args:
+        sweep: the runs.
+        out: folder of the sweep.
+        failed: what went wrong, by run.
+
+    Returns:
+        The rows, in the sweep's order.
+    """
+    finished = [run for run in sweep.runs if is_finished(run, out)]
+    rows = [_row(run, out) for run in finished]
+    curves = {run.name: read_curve(out / "runs" / run.name / "model" / "curve.jsonl") for run in finished}
+    missing = [run.name for run in sweep.runs if run not in finished]
+    table = {"sweep": sweep.name, "rows": [row.model_dump() for row in rows], "missing": missing, "failed": failed}
+    write_atomically(out / "table.json", json.dumps(table, indent=2) + "\n")
+    write_atomically(out / "table.md", markdown(rows))
+    write_atomically(out / "index.html", page(sweep.name, rows, curves, missing))
+    return rows
+
+
+def read_curve(path: Path) -> list[dict[str, Any]]:
+    """The points of a `curve.jsonl`."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _row(run: Run, out: Path) -> Row:
+    folder = out / "runs" / run.name
+    record = TrainingRecord.model_validate_json((folder / "model" / "training.json").read_text(encoding="utf-8"))
+    report = Report.model_validate_json((folder / "audit" / "report.json").read_text(encoding="utf-8"))
+    worst = report.worst_phase
+    return Row(
+        run=run.name,
+        seed=record.seed,
+        window_tokens=record.window_tokens,
+        stride_tokens=record.stride_tokens,
+        kv_heads=record.kv_heads,
+        parameters=record.parameters,
+        steps=record.steps,
+        validation_loss=read_curve(folder / "model" / "curve.jsonl")[-1].get("validation_loss"),
+        final_loss=record.final_loss,
+        mean=report.accuracy,
+        mean_interval=report.accuracy_interval,
+        worst=None if worst is None else report.accuracy_by_phase[worst],
+        worst_interval=None if worst is None else report.interval_by_phase[worst],
+        worst_phase=worst,
+        gap_points=report.gap_points,
+        gap_interval_points=report.gap_interval_points,
+        stride_source=report.stride_source,
+        period_tokens=report.scan_period_tokens,
+        verdict=report.verdict,
+        accuracy_by_phase=report.accuracy_by_phase,
+        interval_by_phase=report.interval_by_phase,
+    )
+
+
+HEADINGS = ("run", "W/S", "seed", "loss", "mean", "worst", "gap, points", "period", "verdict")
+
+
+def cells(row: Row) -> list[str]:
+    """One row of the table, as text."""
+    grid = "full" if row.stride_tokens is None else f"{row.window_tokens}/{row.stride_tokens}"
+    loss = row.final_loss if row.validation_loss is None else row.validation_loss
+    worst = "n/a"
+    if row.worst is not None and row.worst_interval is not None:
+        worst = f"{row.worst:.3f} ({row.worst_interval[0]:.3f} to {row.worst_interval[1]:.3f})"
+    return [
+        row.run,
+        grid,
+        str(row.seed),
+        f"{loss:.4f}",
+        f"{row.mean:.3f} ({row.mean_interval[0]:.3f} to {row.mean_interval[1]:.3f})",
+        worst,
+        f"{row.gap_points:.1f} ({row.gap_interval_points[0]:.1f} to {row.gap_interval_points[1]:.1f})",
+        "none" if row.period_tokens is None else str(row.period_tokens),
+        row.verdict,
+    ]
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table in Markdown, with 95 % intervals."""
+    lines = [HEADINGS, ("---",) * len(HEADINGS), *(cells(row) for row in rows)]
+    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    return (
+        table
+        + "\nLoss: on text that is held out, where the recipe has such, else of the last training steps. Mean and "
+        "worst: accuracy over all phases and at the worst one. Gap: best minus worst, cross-fitted. Intervals: 95 %. "
+        "Period: found by a scan that is not told the stride.\n"
+    )
+
+
+def page(name: str, rows: list[Row], curves: dict[str, list[dict[str, Any]]], missing: list[str]) -> str:
+    """One page: the table, accuracy by phase of every run, all training curves."""
+    runs = [{"row": row, "phases": _phases(row), "curve": _curve(row.run, curves[row.run])} for row in rows]
+    template = Environment(autoescape=True).from_string(_PAGE)
+    return template.render(name=name, rows=[cells(row) for row in rows], headings=HEADINGS, runs=runs, missing=missing)
+
+
+def _phases(row: Row) -> Markup:
+    plot = Plot(f"accuracy by phase of {row.run}", height_px=150)
+    plot.value_axis([0, 0.5, 1], "accuracy", 1)
+    count = len(row.accuracy_by_phase)
+    for phase, (value, interval) in enumerate(zip(row.accuracy_by_phase, row.interval_by_phase, strict=True)):
+        middle = (phase + 0.5) / count
+        plot.text(middle, plot.base_px + 16, str(phase))
+        if value is not None:
+            title = f"phase {phase}: {value:.3f} ({interval[0]:.3f} to {interval[1]:.3f})"
+            plot.rect((phase + 0.15) / count, (phase + 0.85) / count, 0, value, "bar", title)
+            plot.line(middle, middle, *interval, "whisker")
+    plot.text(0.5, plot.base_px + 34, "phase, tokens", "axis")
+    return plot.markup()
+
+
+def _curve(name: str, points: list[dict[str, Any]]) -> Markup:
+    last = points[-1]["step"]
+    losses = [(point["step"] / last, point["loss"]) for point in points]
+    ticks = nice_ticks(0, max(value for _, value in losses))
+    plot = Plot(f"training curve of {name}", height_px=150, low=0, high=ticks[-1])
+    plot.value_axis(ticks, "loss", 1)
+    plot.curve(losses, "loss")
+    held_out = [(p["step"] / last, p["validation_loss"]) for p in points if "validation_loss" in p]
+    plot.curve(held_out, "held")
+    plot.text(0, plot.base_px + 16, "0", anchor="start")
+    plot.text(1, plot.base_px + 16, f"{last:,} steps", anchor="end")
+    return plot.markup()
+
+
+_PAGE = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<title>isophase sweep: {{ name }}</title>
+<style>
+:root { color-scheme: light dark; --paper: #fcfcfa; --ink: #1a2026; --soft: #545d67; --rule: #d9dbd6; --blue: #4a86ba;
+  --orange: #a3480a; }
+@media (prefers-color-scheme: dark) { :root { --paper: #13171b; --ink: #e7e5e0; --soft: #a2abb4; --rule: #343b42;
+  --blue: #5795c9; --orange: #f3a468; } }
+body { margin: 0 auto; padding: 28px 20px 48px; max-width: 1120px; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; }
+th, td { padding: 4px 14px 4px 0; text-align: left; border-bottom: 1px solid var(--rule); white-space: nowrap; }
+th { color: var(--soft); font-weight: 500; }
+section { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr));
+  gap: 24px; margin-top: 36px; }
+h2 { grid-column: 1 / -1; margin: 0; font-size: 1.1rem; border-top: 2px solid var(--ink); padding-top: 10px; }
+h2 small { color: var(--soft); font-weight: 400; }
+.plot { display: block; width: calc(100% - 46px); margin-left: 42px; overflow: visible; }
+.plot text { fill: var(--soft); font-size: 12px; }
+.grid { stroke: var(--rule); } .base { stroke: var(--soft); } .bar { fill: var(--blue); }
+.whisker { stroke: var(--ink); stroke-width: 1.6; }
+.loss, .held { fill: none; stroke: var(--blue); stroke-width: 1.6; vector-effect: non-scaling-stroke; }
+.held { stroke: var(--orange); }
+p { color: var(--soft); }
+</style>
+</head>
+<body>
+<h1>Sweep {{ name }}</h1>
+<div class="scroll"><table>
+<tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr>
+{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
+{% endfor %}</table></div>
+<p>Intervals are 95 %. The period comes from a scan that is not told the stride. Curves: training loss blue, loss on
+text that is held out orange.</p>
+{% if missing %}<p>Not finished: {{ missing | join(", ") }}.</p>{% endif %}
+{% for run in runs %}<section>
+<h2>{{ run.row.run }} <small>{{ run.row.verdict }}</small></h2>
+<div>{{ run.phases }}</div>
+<div>{{ run.curve }}</div>
+</section>
+{% endfor %}</body>
+</html>
+"""

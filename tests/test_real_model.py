@@ -64,11 +64,12 @@ def test_the_completion_probe_reads_both_numbers(target: HuggingFaceTarget) -> N
 
 @pytest.mark.slow
 def test_an_audit_finds_no_sensitivity(folder: Path, tmp_path: Path) -> None:
+    """At what a CPU can ask in ten minutes: an amplitude of 0.05 is excluded; 0.02 would take twice the prompts."""
     command = [sys.executable, "-m", "isophase.cli.main", "audit", f"hf:{folder}", "--out", str(tmp_path / "run")]
-    done = subprocess.run([*command, "--json", "-"], capture_output=True, text=True, check=False)
+    done = subprocess.run([*command, "--margin", "0.05", "--json", "-"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["verdict"] == "none"
     low, high = report["gap_interval_points"]
-    assert low <= 0 <= high or report["gap_points"] < 2
+    assert low <= 0 <= high
     assert report["amplitude_upper"] < report["margin"]

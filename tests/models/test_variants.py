@@ -205,3 +205,19 @@ def run_attention(model: CompressedQwen3ForCausalLM, hidden: torch.Tensor, memor
         first_entry=first,
         last_entry=last,
     )
+
+
+@pytest.mark.parametrize("variant", [{}, {"local_memory": "tail"}])
+def test_few_logits_equal_the_last_of_all(variant: dict[str, object]) -> None:
+    model = build(8, 4, **variant)
+    ids = torch.randint(0, 40, (2, 30))
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+        for keep in (1, 3, 30):
+            assert torch.allclose(model(ids, use_cache=False, logits_to_keep=keep).logits, whole[:, -keep:], atol=1e-5)
+        memory = CompressedCache(model.config)
+        model(ids[:, :13], logits_to_keep=1, **cache_argument(memory))
+        rest = model(ids[:, 13:], logits_to_keep=2, **cache_argument(memory)).logits
+        assert torch.allclose(rest, whole[:, -2:], atol=1e-4)
+        states = model(ids, use_cache=False, logits_to_keep=1, output_hidden_states=True).hidden_states
+        assert all(state.shape[1] == 30 for state in states)

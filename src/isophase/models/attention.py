@@ -66,6 +66,7 @@ class CompressedAttention(nn.Module):
         memory: CompressedCache | None,
         first_entry: int,
         last_entry: int,
+        keep: slice = slice(None),
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from the new tokens.
 
@@ -77,15 +78,18 @@ class CompressedAttention(nn.Module):
             memory: the cache, or None.
             first_entry: index of the first entry that closes in this call.
             last_entry: one past the last.
+            keep: new tokens whose output is wanted; the others are only remembered.
 
         Returns:
-            Output [B, T, D] and the attention weights (eager only).
+            Output [B, kept, D] and the attention weights (eager only).
         """
         shape = (*hidden_BTD.shape[:2], -1, self.head_dim)
-        query = self.q_norm(self.q_proj(hidden_BTD).view(shape)).transpose(1, 2)
+        asking = hidden_BTD[:, keep]
+        query = self.q_norm(self.q_proj(asking).view(*asking.shape[:2], -1, self.head_dim)).transpose(1, 2)
         key = self.k_norm(self.k_proj(hidden_BTD).view(shape)).transpose(1, 2)
         value = self.v_proj(hidden_BTD).view(shape).transpose(1, 2)
-        query, key = rotate(query, rotary), rotate(key, rotary)
+        cos, sin = rotary
+        query, key = rotate(query, (cos[:, keep], sin[:, keep])), rotate(key, rotary)
 
         if self.compressor is None:
             if memory is not None:
@@ -112,8 +116,8 @@ class CompressedAttention(nn.Module):
             query,
             key,
             value,
-            mask,
+            mask[:, :, keep],
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling,
         )
-        return self.o_proj(output.reshape(*hidden_BTD.shape[:2], -1).contiguous()), weights
+        return self.o_proj(output.reshape(*asking.shape[:2], -1).contiguous()), weights

@@ -35,7 +35,7 @@ class CompressedDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
     def forward(self, hidden_BTD: torch.Tensor, **attention: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
         """One layer; keyword arguments go to `CompressedAttention`."""
         attended, weights = self.self_attn(self.input_layernorm(hidden_BTD), **attention)
-        hidden_BTD = hidden_BTD + attended
+        hidden_BTD = hidden_BTD[:, attention.get("keep", slice(None))] + attended
         mixed: torch.Tensor = hidden_BTD + self.mlp(self.post_attention_layernorm(hidden_BTD))
         return mixed, weights
 
@@ -107,6 +107,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         use_cache: bool | None = None,
         output_hidden_states: bool = False,
         output_attentions: bool = False,
+        last_tokens: int = 0,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
         """Run the backbone.
@@ -121,6 +122,8 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
             use_cache: return a memory; default from the configuration, off in training.
             output_hidden_states: return the hidden states of all layers.
             output_attentions: return attention weights (eager implementation only).
+            last_tokens: return only the states of the last tokens, so many; the last layer then skips the
+                others' queries and MLP. 0: all.
             **kwargs: the older name of `cache`; anything else is left alone.
 
         Raises:
@@ -150,7 +153,8 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         mask = self._mask(position_T, past, last, hidden.dtype)
 
         states, weights = [hidden], []
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers, start=1):
+            wanted = slice(-last_tokens, None) if last_tokens and number == len(self.layers) else slice(None)
             hidden, attended = layer(
                 hidden,
                 rotary=rotary,
@@ -159,6 +163,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
                 memory=cache,
                 first_entry=first,
                 last_entry=last,
+                keep=wanted,
             )
             states.append(hidden)
             weights.append(attended)
@@ -219,17 +224,21 @@ class CompressedQwen3ForCausalLM(CompressedQwen3PreTrainedModel, GenerationMixin
 
         `logits_to_keep`: 0 for all positions, n for the last n, or a tensor of indices.
         """
+        # Hidden states and attentions are wanted whole; only logits can do with fewer positions.
+        whole = kwargs.get("output_hidden_states") or kwargs.get("output_attentions") or labels is not None
+        few = logits_to_keep if isinstance(logits_to_keep, int) and not whole else 0
         outputs = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             cache=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            last_tokens=few,
             **kwargs,
         )
         hidden = outputs.last_hidden_state
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(hidden[:, keep, :])
+        logits = self.lm_head(hidden if few else hidden[:, keep, :])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size)

@@ -58,11 +58,9 @@ def test_planned_prompts_find_a_sinusoid(sim, known: bool, period: int, window: 
         f"sinusoid {amplitude} period {period} {'known' if known else 'scan'}: {items} items, "
         f"found {found / TRIALS:.3f}, named {named / TRIALS:.3f}"
     )
-    # The plan aims at 0.90 found; naming costs up to two points more (period 4: 0.887 over 3,000 trials).
-    # Neither 0.90 nor 0.88 may be refuted: two standard errors of this many trials are allowed.
-    slack = 2 * math.sqrt(0.88 * 0.12 / TRIALS)
-    assert found / TRIALS >= 0.90 - slack
-    assert named / TRIALS >= 0.88 - slack
+    # The plan aims at 0.90 found; naming may cost up to two points more. Seeds are fixed, so this cannot flicker.
+    assert found / TRIALS >= 0.88
+    assert named / TRIALS >= 0.88
 
 
 def test_the_published_plan_has_its_power(sim) -> None:

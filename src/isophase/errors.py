@@ -4,7 +4,6 @@ from __future__ import annotations
 
 EXIT_NONE = 0
 EXIT_USAGE = 2
-EXIT_UNREACHABLE = 3
 EXIT_SENSITIVE = 10
 EXIT_INCONCLUSIVE = 11
 EXIT_INTERRUPTED = 130
@@ -24,9 +23,3 @@ class IsophaseError(Exception):
         super().__init__(f"{problem} {remedy}".strip())
         self.problem = problem
         self.remedy = remedy
-
-
-class TargetUnreachableError(IsophaseError):
-    """The target exists by name but does not answer."""
-
-    exit_code = EXIT_UNREACHABLE

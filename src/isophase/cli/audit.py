@@ -41,7 +41,7 @@ def audit(
     """Does accuracy depend on where a fact falls inside a compression chunk?
 
     Without a target, audits the bundled compressed models beside their full-attention twin.
-    Exit codes: 0 no sensitivity above the margin, 10 sensitive, 11 inconclusive, 2 usage, 3 unreachable.
+    Exit codes: 0 no sensitivity above the margin, 10 sensitive, 11 inconclusive, 2 usage.
     """
     if demo:
         if targets:

@@ -21,8 +21,7 @@ IGNORED = -100
 class LookupStage(BaseModel):
     """One stage of the curriculum.
 
-    Lookup forms only if short sequences come first: started at 24 context tokens or more, models of
-    this size do not learn it at all.
+    Lookup forms only if short sequences come first; the bundled recipes start at 24 context tokens.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

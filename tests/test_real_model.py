@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def target(folder: Path) -> HuggingFaceTarget:
-    return HuggingFaceTarget(str(folder))
+    return HuggingFaceTarget(str(folder), dtype=torch.float32)  # exact enough to compare
 
 
 def test_it_answers_and_sharing_the_prefix_changes_nothing(target: HuggingFaceTarget) -> None:
@@ -64,9 +64,8 @@ def test_the_completion_probe_reads_both_numbers(target: HuggingFaceTarget) -> N
 
 @pytest.mark.slow
 def test_an_audit_finds_no_sensitivity(folder: Path, tmp_path: Path) -> None:
-    """At what a CPU can ask in ten minutes: an amplitude of 0.05 is excluded; 0.02 would take twice the prompts."""
-    command = [sys.executable, "-m", "isophase.cli.main", "audit", f"hf:{folder}", "--out", str(tmp_path / "run")]
-    done = subprocess.run([*command, "--margin", "0.05", "--json", "-"], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "isophase.cli.main", "audit", f"hf:{folder}", "--json", "-"]
+    done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["verdict"] == "none"

@@ -16,7 +16,7 @@ from isophase.errors import IsophaseError
 from isophase.lab.checkpoint import read_checkpoint
 from isophase.lab.train import Cadence, train
 
-OFTEN = Cadence(minutes=60, steps=3)
+OFTEN = Cadence(minutes=60, steps=3, keep_steps=30)
 SAME = ("curve.jsonl", "model.safetensors", "config.json", "recipe.json", "tokenizer.json")
 
 
@@ -78,6 +78,11 @@ def test_kill_and_resume_give_the_same_bytes(recipe, tmp_path: Path) -> None:
     assert record.sequences == 40 * 4 + 30 * 2 + 20 * 3
     assert not (out / "checkpoint.pt").exists()
     assert not list(out.glob(".*"))
+    for step in ("step-30", "step-60", "step-90"):
+        kept, undisturbed = out / step, tmp_path / "undisturbed" / step
+        assert {file.name for file in kept.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+        assert (kept / "model.safetensors").read_bytes() == (undisturbed / "model.safetensors").read_bytes()
+    assert (out / "step-90" / "model.safetensors").read_bytes() == (out / "model.safetensors").read_bytes()
     # Finished: a second resume changes nothing.
     before = contents(out)
     assert train(recipe, out, "", resume=True) == record

@@ -219,12 +219,19 @@ def test_dense_prompts_fit_to_the_last_token(closed):
         assert np.isin(prompt.ids, probe.style.key_words).sum() == 21
 
 
-def test_target_lies_in_the_middle(closed):
+def test_targets_lie_deep_in_a_long_prompt_but_not_among_its_last_tokens(closed):
     probe = make(closed, items=40, length_tokens=2000)
     places = [probe.prompt(8 * item).position_tokens for item in range(40)]
-    assert min(places) >= 0.34 * 2000
-    assert max(places) <= 0.66 * 2000
-    assert max(places) - min(places) > 300
+    assert min(places) >= 0.53 * 2000
+    assert max(places) <= 0.77 * 2000
+
+
+@pytest.mark.parametrize("length", [140, 260, 400, 700])
+def test_a_target_keeps_its_distance_from_the_question_where_there_is_room(closed, length):
+    probe = make(closed, items=40, length_tokens=length)
+    behind = [length - probe.prompt(8 * item + column).position_tokens for item in range(40) for column in (0, 7)]
+    # The middle half of a short room; beyond that, 128 tokens.
+    assert min(behind) >= min(length // 4, 128)
 
 
 def test_bad_settings_say_what_to_do(closed, bpe):

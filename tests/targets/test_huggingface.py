@@ -301,7 +301,12 @@ def test_the_fingerprint_follows_configuration_and_weights(folder, tmp_path) -> 
     assert HuggingFaceTarget(str(tmp_path), device="cpu").fingerprint() != copied
 
 
-def test_dtype_by_device() -> None:
+@pytest.mark.parametrize(
+    ("capabilities", "dtype"),
+    [({}, torch.float32), ({"avx512_bf16": True}, torch.bfloat16), ({"amx_bf16": True}, torch.bfloat16)],
+)
+def test_dtype_by_device(monkeypatch: pytest.MonkeyPatch, capabilities: dict[str, bool], dtype: torch.dtype) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: capabilities)
     config = transformers.LlamaConfig(dtype="bfloat16")
-    assert pick_dtype(config, torch.device("cpu")) == torch.float32
+    assert pick_dtype(config, torch.device("cpu")) == dtype
     assert pick_dtype(transformers.LlamaConfig(), torch.device("cpu")) == torch.float32

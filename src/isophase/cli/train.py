@@ -28,6 +28,10 @@ def train(
     checkpoint_steps: Annotated[
         int | None, typer.Option(help="Steps between checkpoints, besides the minutes.", min=1)
     ] = None,
+    keep_steps: Annotated[
+        int | None,
+        typer.Option(help="Keep the model every so many steps, as step-N; `explain` shows them.", min=1),
+    ] = None,
 ) -> None:
     """Train one model: weights, tokenizer, curve and record in one folder.
 
@@ -45,7 +49,7 @@ def train(
     chosen = read_recipe(recipe, tuple(set_ or ()))
     folder = out or Path("models") / chosen.name
     command = "isophase " + shlex.join(sys.argv[1:])
-    cadence = Cadence(minutes=checkpoint_minutes, steps=checkpoint_steps)
+    cadence = Cadence(minutes=checkpoint_minutes, steps=checkpoint_steps, keep_steps=keep_steps)
     try:
         record = run(chosen, folder, command, Console(stderr=True), resume=resume, cadence=cadence)
     except KeyboardInterrupt:

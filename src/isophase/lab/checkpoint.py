@@ -10,6 +10,7 @@ import errno
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,6 +131,26 @@ class TrainingFolder:
                     os.fsync(opened.fileno())
                 file.replace(self.folder / file.name)
             parts.rmdir()
+            _sync_folder(self.folder)
+
+        self._guard(write)
+
+    def keep_step(self, step: int, save: Callable[[Path], None]) -> None:
+        """Keep the model as it is after a step, in a folder `step-N` of its own: whole or not at all.
+
+        Args:
+            step: steps done.
+            save: writes the model's files into a folder that it is given.
+        """
+
+        def write() -> None:
+            parts, kept = self.folder / ".step.tmp", self.folder / f"step-{step}"
+            for left in (parts, kept):  # of a killed process; or kept once already, before it was killed
+                if left.exists():
+                    shutil.rmtree(left)
+            parts.mkdir()
+            save(parts)
+            parts.rename(kept)
             _sync_folder(self.folder)
 
         self._guard(write)

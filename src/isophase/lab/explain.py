@@ -39,7 +39,7 @@ from isophase.lab.outcomes import Questions, questions_of
 from isophase.probes import ProbeSettings, build_probe
 from isophase.statistics import straddling_phases
 from isophase.targets import open_target
-from isophase.targets.huggingface import HuggingFaceTarget, load_part, pick_dtype
+from isophase.targets.huggingface import HuggingFaceTarget, load_part
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -235,7 +235,7 @@ def _profiles(network: Any, questions: Questions) -> list[GateProfile]:
 
 
 def _step(step: int, path: Path, target: HuggingFaceTarget, questions: Questions) -> TrainingStep:
-    network = load_part(AutoModelForCausalLM, str(path), "model", dtype=pick_dtype(target.config, target.device))
+    network = load_part(AutoModelForCausalLM, str(path), "model", dtype=target.dtype)
     return TrainingStep(step=step, gates=_profiles(network.to(target.device).eval(), questions))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -35,10 +36,12 @@ class Cadence:
     Attributes:
         minutes: between checkpoints.
         steps: between checkpoints; None: minutes alone decide.
+        keep_steps: between models that are kept, as `step-N` in the run's folder; None: only the last one is.
     """
 
     minutes: float = 5.0
     steps: int | None = None
+    keep_steps: int | None = None
 
 
 def train(
@@ -156,6 +159,10 @@ class _Run:
                     point = progress.curve[-1]
                     note = f"loss {point['loss']:.3f}  accuracy {point['accuracy']:.3f}  {speed:,.0f} tokens/s"
                     bar.update(task, completed=progress.step, note=note)
+                if cadence.keep_steps and progress.step % cadence.keep_steps == 0:
+                    write = self._writer()
+                    if self.folder is not None:
+                        self.folder.keep_step(progress.step, write)
                 due = cadence.steps is not None and progress.step % cadence.steps == 0
                 due |= at_point and time.monotonic() - saved >= 60 * cadence.minutes
                 if due and progress.step < recipe.steps:
@@ -164,17 +171,7 @@ class _Run:
 
     def save(self, command: str) -> TrainingRecord:
         """Write the model and the record; the run is then complete."""
-        sharded = self.accelerator.distributed_type == DistributedType.FSDP
-        weights = None
-        if sharded:
-            state = self.accelerator.get_state_dict(self.predictor)
-            weights = {name.removeprefix("model."): value for name, value in state.items()}
-        model = self.model.eval()
-
-        def write(folder: Path) -> None:
-            model.save_pretrained(folder, **({} if weights is None else {"state_dict": weights}))
-            self.tokenizer.save_pretrained(folder)
-
+        write = self._writer()
         if self.folder is not None:
             self.folder.write_model(write)
         record = self._record(command)
@@ -182,6 +179,19 @@ class _Run:
             self.folder.finish(record.model_dump_json(indent=2) + "\n")
         self.accelerator.wait_for_everyone()
         return record
+
+    def _writer(self) -> Callable[[Path], None]:
+        """What writes the model's files into a folder. Every process calls this; the first one writes."""
+        options: dict[str, Any] = {}
+        if self.accelerator.distributed_type == DistributedType.FSDP:
+            state = self.accelerator.get_state_dict(self.predictor)
+            options["state_dict"] = {name.removeprefix("model."): value for name, value in state.items()}
+
+        def write(folder: Path) -> None:
+            self.model.save_pretrained(folder, **options)
+            self.tokenizer.save_pretrained(folder)
+
+        return write
 
     def _add_point(self, stage: int) -> None:
         progress, recipe = self.progress, self.recipe

@@ -27,8 +27,12 @@ from isophase.probes.windows import window_starts
 
 _ITEM_STREAM, _COLUMN_STREAM = 1, 2
 _CACHED_ITEMS = 2
-_MIDDLE_SHARE = 0.15
-"""Targets lie within this share of the room between prologue and question, on both sides of its middle."""
+_DEPTH, _DEPTH_REACH = 0.65, 0.1
+"""Where there is space, targets lie at this share of the room between prologue and question, and so far on
+both sides of it: what stands before the target is alike at all positions and may be read once."""
+_KEPT_EXACTLY_TOKENS = 128
+"""Targets stay out of the last tokens before the question, which compressed memories keep exactly; where the
+room is too small for that, they lie in its middle."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -167,16 +171,18 @@ class RecordsProbe:
             )
 
     def _target_starts(self) -> npt.NDArray[np.int64]:
-        """Draw where the target record of each item starts in column 0, near the middle of the room."""
+        """Draw where the target record of each item starts in column 0."""
         earliest = self._body_start + self._key_offset
         latest = self._body_end - self._record_tokens + self._key_offset
-        middle = (earliest + latest) // 2
-        reach = max(round(_MIDDLE_SHARE * (latest - earliest)), 2 * self.window_tokens)
+        room = latest - earliest
+        reach = max(round(_DEPTH_REACH * room), 2 * self.window_tokens)
+        spare = max(0, room // 2 - reach - _KEPT_EXACTLY_TOKENS)
+        centre = (earliest + latest) // 2 + min(round((_DEPTH - 0.5) * room), spare)
         positions = window_starts(
             self.items,
             self.window_tokens,
-            max(earliest, middle - reach),
-            min(latest, middle + reach),
+            max(earliest, centre - reach),
+            min(latest, centre + reach),
             self.settings.seed,
         )
         return positions - self._key_offset

@@ -28,7 +28,10 @@ def refused(done, *parts):
     [
         (
             ["audit", "gpt"],
-            ["unknown target 'gpt'", "A target is isophase:NAME, hf:PATH_OR_ID or planted:SETTINGS"],
+            [
+                "unknown target 'gpt'",
+                "A target is isophase:NAME, hf:PATH_OR_ID, http://HOST:PORT/v1#MODEL or planted:SETTINGS",
+            ],
         ),
         (["audit", "isophase:"], ["unknown target 'isophase:'"]),
         (["audit", "isophase:nothing"], ["no bundled model 'nothing'", "The bundled models are"]),

@@ -69,7 +69,7 @@ def build_report(folder: Path, tokenizer_of: Callable[[str], Tokenizer]) -> Repo
         isophase_version=__version__,
         control=control,
         findings=findings,
-        notes=[*plan.notes, *words.limits(plan)],
+        notes=[*plan.notes, *words.limits(plan), *words.conditions(findings, manifest)],
     )
 
 
@@ -131,6 +131,7 @@ def analyse_part(
         shifts=settings.shifts,
         seed=part.probe.seed,
         log_probabilities=seen.log_probabilities,
+        controls=part.control_periods,
     )
     statuses: Counter[str] = Counter(a.status for a in rows)
     strip = _strip(probe, rows, result.axis_tokens) if isinstance(probe, CompletionProbe) else None
@@ -191,6 +192,8 @@ def analyse_part(
         dropped_items=result.dropped_items,
         records=part.probe.records,
         length_tokens=seen.length_tokens,
+        repeats=sum(a.repeat_agrees is not None for a in rows),
+        flips=sum(a.repeat_agrees is False for a in rows),
         statuses={status: statuses[status] for status in get_args(AnswerStatus) if statuses[status]},
         more_prompts_to_decide=result.more_prompts_to_decide,
         seed=part.probe.seed,

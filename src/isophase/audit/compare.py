@@ -67,14 +67,14 @@ class Comparison(BaseModel):
         return lines
 
 
-def compare_runs(first: Path, second: Path, opener: Callable[[str | None], OpenTarget]) -> Comparison:
+def compare_runs(first: Path, second: Path, opener: Callable[[Plan], OpenTarget]) -> Comparison:
     """The paired contrast of the lead findings of two runs.
 
     Args:
         first: run folder; its first part is compared, its report decides the phase axis.
         second: run folder; the first part that was asked the same items is compared. The same folder
             again: the first such part of another model.
-        opener: gives an opener of targets for a GGUF file name or None.
+        opener: gives an opener of the targets of a plan.
 
     Returns:
         The contrast.
@@ -86,7 +86,7 @@ def compare_runs(first: Path, second: Path, opener: Callable[[str | None], OpenT
     parts: list[Part] = []
     for folder in (first, second):
         plan, answers, _ = load_run(folder)
-        open_target = opener(plan.settings.gguf_file)
+        open_target = opener(plan)
 
         def tokenizer_of(spec: str, open_target: OpenTarget = open_target) -> Tokenizer:
             return open_target(spec).tokenizer

@@ -15,10 +15,11 @@ from isophase.audit.settings import AuditSettings, Part, Plan, Role, StrideSourc
 from isophase.errors import IsophaseError
 from isophase.probes import Probe, ProbeSettings, Tokenizer, build_probe
 from isophase.statistics import DEFAULT_PERIODS, detectable_amplitude, fits
-from isophase.targets.base import Target
+from isophase.targets.base import REPEAT_EVERY, RemoteTarget, Target
 
 # Whole laps of 2, 3, 4, 6, 8 and 12; the controls 5 and 7 use most of it.
 _WINDOW_TOKENS = 24
+_WIDER_WINDOW_TOKENS = 48
 _LENGTH_TOKENS = 512
 _ITEMS = 64
 _RECORDS_WITHOUT_PILOT = 16
@@ -90,6 +91,7 @@ def make_plan(settings: AuditSettings, open_target: OpenTarget, *, pilot: bool) 
                 else f"{g.setting}: stride {g.stride_tokens} (selector only, exact tokens are still read)"
                 for g in target.grids
             )
+            remote = target if isinstance(target, RemoteTarget) else None
             parts.append(
                 Part(
                     role=_role(role),
@@ -102,12 +104,26 @@ def make_plan(settings: AuditSettings, open_target: OpenTarget, *, pilot: bool) 
                     rows=len(probe),
                     fingerprint=target.fingerprint(),
                     pilot_accuracy=pilot_accuracy,
+                    tokenizer=remote.tokenizer_source if remote else "",
+                    control_periods=remote.control_periods if remote else (),
                 )
             )
             first_row += len(probe)
+    notes += _untested_controls(parts)
     if not parts:
         raise IsophaseError("no probe applies to these models: " + "; ".join(notes), "Choose other probes.")
     return Plan(isophase_version=__version__, settings=settings, parts=tuple(parts), notes=tuple(notes))
+
+
+def _untested_controls(parts: Sequence[Part]) -> list[str]:
+    """A period of the server that the window is too short for must not look as if it had been excluded."""
+    return [
+        f"The block size of {part.target}, {block} tokens, does not fit the window of "
+        f"{part.probe.window_tokens} positions and was not tested: --window {block}."
+        for part in parts
+        for block in part.control_periods
+        if part.probe.probe != "completion" and not fits(block, part.probe.window_tokens)
+    ]
 
 
 def _role(role: str) -> Role:
@@ -153,7 +169,12 @@ def _window(settings: AuditSettings, lead: Target) -> int:
     if settings.window_tokens is not None:
         return settings.window_tokens
     stride, _ = _stride(settings, lead)
-    return _WINDOW_TOKENS if stride is None else stride * math.ceil(_WINDOW_TOKENS / stride)
+    if stride is not None:
+        return stride * math.ceil(_WINDOW_TOKENS / stride)
+    # Whole laps of a server's blocks too, where that does not multiply the prompts.
+    fitting = [_WINDOW_TOKENS, _WIDER_WINDOW_TOKENS]
+    blocks = lead.control_periods if isinstance(lead, RemoteTarget) else ()
+    return next((w for w in fitting if all(w % block == 0 for block in blocks)), _WINDOW_TOKENS)
 
 
 def _probe_settings(settings: AuditSettings, probe_name: str, lead: Target, records: int) -> ProbeSettings:
@@ -289,6 +310,20 @@ class Outlook:
     tokens: int
     residues: dict[int, int]
     detectable_amplitude: float
+
+
+def costs(plan: Plan, open_target: OpenTarget) -> list[str]:
+    """What a run will ask of servers, in sentences; none for models in this process, which cost nothing."""
+    lines = []
+    for part in plan.parts:
+        target = open_target(part.target)
+        if isinstance(target, RemoteTarget):
+            view = outlook(part, target.tokenizer)
+            lines.append(
+                f"{part.target}: {view.prompts:,} prompts of up to {view.length_tokens:,} tokens, "
+                f"{view.tokens:,} tokens to read; about one prompt in {REPEAT_EVERY} is asked twice."
+            )
+    return lines
 
 
 def outlook(part: Part, tokenizer: Tokenizer) -> Outlook:

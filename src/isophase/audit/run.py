@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,8 +30,8 @@ from isophase.audit.store import (
     write_error,
 )
 from isophase.errors import IsophaseError
-from isophase.probes import Prompt, build_probe
-from isophase.targets.base import Answer, Target
+from isophase.probes import Probe, Prompt, build_probe
+from isophase.targets.base import Answer, StreamingTarget, Target
 
 # Answers become durable at least this often; a kill then costs at most this much work.
 _FLUSH_SECONDS = 1.0
@@ -131,6 +132,9 @@ def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int
     """Ask one part; returns the seconds it took."""
     probe = build_probe(part.probe, target.tokenizer)
     began = time.monotonic()
+    if isinstance(target, StreamingTarget):
+        _stream_part(part, target, probe, run, advance)
+        return time.monotonic() - began
     pending: list[tuple[int, Answer]] = []
     last_flush = began
     for batch in batches(part, probe.window_tokens, target.grouped):
@@ -148,6 +152,35 @@ def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int
         run.append(pending)
         advance(len(pending))
     return time.monotonic() - began
+
+
+def _stream_part(
+    part: Part, target: StreamingTarget, probe: Probe, run: RunFolder, advance: Callable[[int], None]
+) -> None:
+    """Ask one part of a target that takes several prompts at a time, and keep what has come whatever happens."""
+    rows = [row for (row,) in batches(part, probe.window_tokens, False) if row not in run.answers]
+    pending: list[tuple[int, Answer]] = []
+
+    def flush() -> None:
+        written, pending[:] = pending[:], []
+        run.append(written)
+        advance(len(written))
+
+    def prompts() -> Iterator[Prompt]:
+        for row in rows:
+            yield probe.prompt(row - part.first_row)
+
+    last_flush = time.monotonic()
+    try:
+        with closing(target.stream(prompts())) as answers:
+            for number, answer in answers:
+                pending.append((rows[number], answer))
+                if time.monotonic() - last_flush >= _FLUSH_SECONDS:
+                    flush()
+                    last_flush = time.monotonic()
+    finally:
+        if pending:
+            flush()
 
 
 def _ask(target: Target, prompts: Sequence[Prompt]) -> list[Answer]:

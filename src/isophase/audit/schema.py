@@ -118,6 +118,8 @@ class Finding(_Frozen):
     records: int
     length_tokens: int
     statuses: dict[str, int] = Field(description="ok, wrong_format, truncated, error")
+    repeats: int = Field(default=0, description="prompts that were asked a second time; servers only")
+    flips: int = Field(default=0, description="repeats that were answered otherwise than the first time")
     more_prompts_to_decide: int | None
     seed: int
     seconds: float = Field(

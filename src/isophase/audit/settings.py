@@ -34,6 +34,8 @@ class AuditSettings(BaseModel):
         margin: amplitude below which an effect does not matter.
         shifts: random shifts of the shift test.
         gguf_file: GGUF file inside an `hf:` folder.
+        server: kind of the servers among the targets, or `auto`.
+        tokenizer: of the servers among the targets; None: as they say.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -54,6 +56,8 @@ class AuditSettings(BaseModel):
     margin: float = 0.02
     shifts: int = 9_999
     gguf_file: str | None = None
+    server: str = "auto"
+    tokenizer: str | None = None
 
 
 class Part(BaseModel):
@@ -70,6 +74,8 @@ class Part(BaseModel):
         rows: number of prompts.
         fingerprint: digest of the model, so that a resume on another model is refused.
         pilot_accuracy: accuracy by number of records in the pilot, if there was one.
+        tokenizer: where the tokenizer of a server was found; empty: with the model.
+        control_periods: periods that belong to the server rather than to the model, tested as controls.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,6 +90,8 @@ class Part(BaseModel):
     rows: int
     fingerprint: str = ""
     pilot_accuracy: dict[str, float] = Field(default_factory=dict)
+    tokenizer: str = ""
+    control_periods: tuple[int, ...] = ()
 
 
 class Plan(BaseModel):

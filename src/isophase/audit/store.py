@@ -1,7 +1,8 @@
 """A run folder: `plan.json` first, `answers.jsonl` appended to, `manifest.json` last.
 
-A row is an answer to one prompt, in the order asked. Nothing in a row depends on when or how often
-the run was interrupted, so a resumed run ends with the file of an undisturbed one.
+A row is an answer to one prompt, in the order asked; servers are asked several at a time, and their rows stand
+in the order of their coming. Nothing in a row depends on when or how often the run was interrupted, so a resumed
+run of a model in this process ends with the file of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def encode_answer(row: int, answer: Answer) -> bytes:
         record["choices"] = list(answer.choice_log_probabilities)
     if answer.detail:
         record["detail"] = answer.detail
+    if answer.repeat_agrees is not None:
+        record["repeat_agrees"] = answer.repeat_agrees
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
@@ -93,6 +96,7 @@ def decode_answer(record: dict[str, Any]) -> tuple[int, Answer]:
         output_ids=tuple(record["output_ids"]),
         choice_log_probabilities=tuple(record.get("choices", ())),
         detail=record.get("detail", ""),
+        repeat_agrees=record.get("repeat_agrees"),
     )
 
 

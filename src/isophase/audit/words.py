@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from isophase.audit.schema import Finding
 from isophase.audit.settings import Part, Plan
 from isophase.statistics import Assessment
 
@@ -140,3 +144,23 @@ def limits(plan: Plan) -> list[str]:
             "read its strip as a demonstration; the records probe is the test."
         )
     return notes
+
+
+def conditions(findings: Iterable[Finding], manifest: Mapping[str, Any]) -> list[str]:
+    """What the targets say about the conditions under which they answered, each once.
+
+    Args:
+        findings: of the run.
+        manifest: of the run; its parts may hold `notes`.
+    """
+    notes: dict[str, None] = {}
+    for finding in findings:
+        if finding.repeats:
+            share = finding.flips / finding.repeats
+            notes[
+                f"{finding.target}: {finding.flips} of {finding.repeats} repeated {finding.probe} prompts were "
+                f"answered otherwise the second time (flip rate {share:.1%}); no difference below that is the model's."
+            ] = None
+    for facts in manifest["parts"].values():
+        notes |= dict.fromkeys(facts.get("notes", ()))
+    return list(notes)

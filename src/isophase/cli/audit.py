@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 
 from isophase.audit.analyse import build_report
+from isophase.audit.plan import costs
 from isophase.audit.report import overall_verdict, print_report, render_json
 from isophase.audit.run import default_folder, plan_for, run_plan
 from isophase.cli import options as opt
@@ -32,6 +33,10 @@ def audit(
     style: opt.Style = "auto",
     margin: opt.Margin = 0.02,
     gguf: opt.Gguf = None,
+    server: opt.Server = "auto",
+    tokenizer: opt.TokenizerOption = None,
+    concurrency: opt.Concurrency = 16,
+    timeout: opt.Timeout = 600.0,
     out: opt.Out = None,
     json: opt.Json = None,
     demo: Annotated[
@@ -41,7 +46,8 @@ def audit(
     """Does accuracy depend on where a fact falls inside a compression chunk?
 
     Without a target, audits the bundled compressed models beside their full-attention twin.
-    Exit codes: 0 no sensitivity above the margin, 10 sensitive, 11 inconclusive, 2 usage.
+    Exit codes: 0 no sensitivity above the margin, 10 sensitive, 11 inconclusive, 2 usage,
+    3 server unreachable.
     """
     if demo:
         if targets:
@@ -50,12 +56,15 @@ def audit(
         control = "planted:amplitude=0,accuracy=.75,noise=.1,trend=.2"
     settings = opt.audit_settings(
         targets, control, probe, stride, items, records, length, window, seed,
-        demonstrations, key_tokens, value_tokens, style, margin, gguf,
+        demonstrations, key_tokens, value_tokens, style, margin, gguf, server, tokenizer,
     )  # fmt: skip
-    open_target = opt.opener(gguf)
+    open_target = opt.opener(gguf, opt.server_options(server, tokenizer, concurrency, timeout))
     folder = out or default_folder(settings, open_target)
     plan = plan_for(settings, folder, open_target)
-    run_plan(plan, folder, open_target, Console(stderr=True))
+    progress = Console(stderr=True)
+    for line in costs(plan, open_target):
+        progress.print(line, markup=False, soft_wrap=True, highlight=False)
+    run_plan(plan, folder, open_target, progress)
     result = build_report(folder, lambda spec: open_target(spec).tokenizer)
     html = opt.save_report(result, folder)
     opt.write_json(render_json(result), json)

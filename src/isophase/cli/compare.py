@@ -23,7 +23,7 @@ def compare(
     Compares the first target of FIRST with the first part of SECOND that was asked the same prompts. The same
     folder twice compares its first target with its next one or its control.
     """
-    result = compare_runs(first, second, lambda gguf: opt.opener(gguf))
+    result = compare_runs(first, second, opt.opener_of)
     opt.write_json(result.model_dump_json(indent=2) + "\n", json)
     console = opt.console_for_people(json)
     for line in (result.sentence, "", *result.rows()):

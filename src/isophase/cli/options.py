@@ -14,18 +14,18 @@ from isophase.atomic import write_atomically
 from isophase.audit.plan import OpenTarget
 from isophase.audit.report import write_report
 from isophase.audit.schema import Report
-from isophase.audit.settings import AuditSettings
+from isophase.audit.settings import AuditSettings, Plan
 from isophase.audit.store import write_error
 from isophase.errors import IsophaseError
 from isophase.probes import PROBE_NAMES, STYLES
-from isophase.targets import Target, open_target
+from isophase.targets import SERVER_CHOICES, ServerOptions, Target, open_target
 
 DEFAULT_TARGETS = ("isophase:w8s8", "isophase:w4s4")
 
 Targets = Annotated[
     list[str] | None,
     typer.Argument(
-        help="isophase:NAME, hf:PATH_OR_ID or planted:SETTINGS; several are audited in one run.",
+        help="isophase:NAME, hf:PATH_OR_ID, http://HOST:PORT/v1#MODEL or planted:SETTINGS; several in one run.",
         show_default=False,
     ),
 ]
@@ -58,6 +58,16 @@ KeyTokens = Annotated[int, typer.Option(help="Tokens per key.")]
 ValueTokens = Annotated[int, typer.Option(help="Tokens per value.")]
 Style = Annotated[str, typer.Option(help=f"How prompts are written: auto, {', '.join(STYLES)}.")]
 Margin = Annotated[float, typer.Option(help="Amplitude (0..0.5) below which an effect does not matter.")]
+Server = Annotated[str, typer.Option(help=f"Kind of a server: {', '.join(SERVER_CHOICES)}.")]
+Concurrency = Annotated[int, typer.Option(help="Most requests in flight to a server.")]
+TokenizerOption = Annotated[
+    str | None,
+    typer.Option(
+        "--tokenizer",
+        help="Tokenizer of a server's model: tokenizer.json, a folder with one, or a hub id. Default: as it says.",
+    ),
+]
+Timeout = Annotated[float, typer.Option(help="Seconds that one request to a server may take.")]
 Gguf = Annotated[str | None, typer.Option(help="GGUF file inside an hf: folder.")]
 Out = Annotated[
     Path | None,
@@ -85,6 +95,8 @@ def audit_settings(
     style: str,
     margin: float,
     gguf: str | None,
+    server: str = "auto",
+    tokenizer: str | None = None,
 ) -> AuditSettings:
     """Settings from options.
 
@@ -121,15 +133,35 @@ def audit_settings(
         style=style,
         margin=margin,
         gguf_file=gguf,
+        server=server,
+        tokenizer=tokenizer,
     )
 
 
-def opener(gguf: str | None) -> OpenTarget:
+def server_options(kind: str, tokenizer: str | None, concurrency: int, timeout: float) -> ServerOptions:
+    """How servers among the targets are treated."""
+    return ServerOptions(kind=kind, tokenizer=tokenizer, concurrency=concurrency, timeout_seconds=timeout)
+
+
+def opener(gguf: str | None, server: ServerOptions | None = None) -> OpenTarget:
     """Opens targets, each once, so that a model is loaded once."""
 
     @cache
     def open_once(spec: str) -> Target:
-        return open_target(spec, gguf_file=gguf if spec.startswith("hf:") else None)
+        return open_target(spec, gguf_file=gguf if spec.startswith("hf:") else None, server=server)
+
+    return open_once
+
+
+def opener_of(plan: Plan) -> OpenTarget:
+    """Opens the targets of a run for their tokenizers: no server is asked where its tokenizer is known."""
+    known = {part.target: part.tokenizer for part in plan.parts}
+
+    @cache
+    def open_once(spec: str) -> Target:
+        gguf = plan.settings.gguf_file if spec.startswith("hf:") else None
+        tokenizer = known.get(spec) or plan.settings.tokenizer
+        return open_target(spec, gguf_file=gguf, server=ServerOptions(kind=plan.settings.server, tokenizer=tokenizer))
 
     return open_once
 

@@ -24,14 +24,18 @@ def plan(
     style: opt.Style = "auto",
     margin: opt.Margin = 0.02,
     gguf: opt.Gguf = None,
+    server: opt.Server = "auto",
+    tokenizer: opt.TokenizerOption = None,
+    concurrency: opt.Concurrency = 16,
+    timeout: opt.Timeout = 600.0,
     json: opt.Json = None,
 ) -> None:
     """Residues covered, prompts, tokens, detectable amplitude. Asks the model nothing."""
     settings = opt.audit_settings(
         targets, control, probe, stride, items, records, length, window, seed,
-        demonstrations, key_tokens, value_tokens, style, margin, gguf,
+        demonstrations, key_tokens, value_tokens, style, margin, gguf, server, tokenizer,
     )  # fmt: skip
-    open_target = opt.opener(gguf)
+    open_target = opt.opener(gguf, opt.server_options(server, tokenizer, concurrency, timeout))
     made = make_plan(settings, open_target, pilot=False)
     opt.write_json(made.model_dump_json(indent=2) + "\n", json)
     console = opt.console_for_people(json)

@@ -18,7 +18,7 @@ def report(
     json: opt.Json = None,
 ) -> None:
     """Write report.json and report.html of a run folder, and print the verdicts. Asks the model nothing."""
-    open_target = opt.opener(read_plan(run).settings.gguf_file)
+    open_target = opt.opener_of(read_plan(run))
     result = build_report(run, lambda spec: open_target(spec).tokenizer)
     html = opt.save_report(result, run)
     opt.write_json(render_json(result), json)

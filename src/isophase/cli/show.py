@@ -25,7 +25,7 @@ def show(
         part = plan.part_of(row)
     except IndexError:
         raise IsophaseError(f"--row is {row}; this run has rows 0 to {plan.rows - 1}.", "Give one of these.") from None
-    tokenizer = opt.opener(plan.settings.gguf_file)(part.target).tokenizer
+    tokenizer = opt.opener_of(plan)(part.target).tokenizer
     prompt = build_probe(part.probe, tokenizer).prompt(row - part.first_row)
     answer = read_answers(run)[0].get(row)
     axis = part.stride_tokens

@@ -2,24 +2,44 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from isophase.errors import IsophaseError
-from isophase.targets.base import Answer, AnswerStatus, Target
+from isophase.targets.base import (
+    SERVER_CHOICES,
+    Answer,
+    AnswerStatus,
+    RemoteTarget,
+    ServerOptions,
+    StreamingTarget,
+    Target,
+)
 
-__all__ = ["Answer", "AnswerStatus", "Target", "open_target"]
+__all__ = [
+    "SERVER_CHOICES",
+    "Answer",
+    "AnswerStatus",
+    "RemoteTarget",
+    "ServerOptions",
+    "StreamingTarget",
+    "Target",
+    "open_target",
+]
 
-_KINDS = "isophase:NAME, hf:PATH_OR_ID or planted:SETTINGS"
+_KINDS = "isophase:NAME, hf:PATH_OR_ID, http://HOST:PORT/v1#MODEL or planted:SETTINGS"
 
 
-def open_target(spec: str, *, gguf_file: str | None = None) -> Target:
+def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOptions | None = None) -> Target:
     """Open a target by its spec.
 
     Args:
         spec: `isophase:NAME` (a bundled model), `hf:PATH_OR_ID` (any transformers causal language
-            model) or `planted:...` (a fake model with a known effect).
+            model), `http://HOST:PORT/v1#MODEL` (a server) or `planted:...` (a fake model with a known effect).
         gguf_file: GGUF file inside the folder of an `hf:` spec.
+        server: how to treat a server; None: as it suits the server.
 
     Returns:
-        The target. Weights are loaded on the first question, not here.
+        The target. Weights are loaded, and servers asked, on the first question, not here.
 
     Raises:
         IsophaseError: for an unknown kind or name, or where torch is needed and missing.
@@ -29,6 +49,10 @@ def open_target(spec: str, *, gguf_file: str | None = None) -> Target:
         from isophase.targets.planted import PlantedTarget
 
         return PlantedTarget.from_spec(spec)
+    if kind in ("http", "https") and rest.startswith("//"):
+        from isophase.targets.server import ServerTarget
+
+        return ServerTarget(spec, **asdict(server or ServerOptions()))
     if kind not in ("isophase", "hf") or not rest:
         raise IsophaseError(
             f"unknown target {spec!r}.", f"A target is {_KINDS}; `isophase models` lists the bundled ones."

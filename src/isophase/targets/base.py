@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
 from isophase.probes.prompt import Prompt, Tokenizer
 from isophase.targets.strides import Grid
 
+REPEAT_EVERY = 20
+"""Remote targets ask one prompt in so many, chosen by its ids, a second time: the share of other answers is the
+flip rate."""
+
 AnswerStatus = Literal["ok", "wrong_format", "truncated", "error"]
+ServerKind = Literal["vllm", "sglang", "llamacpp", "openai", "chat"]
+SERVER_CHOICES: tuple[str, ...] = ("auto", *get_args(ServerKind))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,6 +33,7 @@ class Answer:
         output_ids: what was generated, maybe nothing.
         choice_log_probabilities: natural logs, one per entry of the prompt's `choices`, or empty.
         detail: what went wrong, in words; empty if nothing did.
+        repeat_agrees: whether the same question, asked a second time, was answered alike; None: not asked again.
     """
 
     status: AnswerStatus
@@ -35,6 +42,7 @@ class Answer:
     output_ids: tuple[int, ...] = ()
     choice_log_probabilities: tuple[float, ...] = ()
     detail: str = ""
+    repeat_agrees: bool | None = None
 
 
 class TargetDefaults(BaseModel):
@@ -57,6 +65,23 @@ class TargetDefaults(BaseModel):
     items: int | None = None
     demonstrations: int = 0
     control: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """How to treat a server; other targets have no use for it.
+
+    Attributes:
+        kind: `vllm`, `sglang`, `llamacpp`, `openai`, `chat`, or `auto`.
+        tokenizer: file, folder or hub id; None: from the model's path, or the server's own route.
+        concurrency: most requests in flight.
+        timeout_seconds: longest time of one request.
+    """
+
+    kind: str = "auto"
+    tokenizer: str | None = None
+    concurrency: int = 16
+    timeout_seconds: float = 600.0
 
 
 class Target(Protocol):
@@ -102,3 +127,31 @@ class Target(Protocol):
             One answer per prompt, in their order. A prompt that fails yields an `error`; the
             others go on.
         """
+
+
+@runtime_checkable
+class StreamingTarget(Protocol):
+    """A target that works on several prompts at a time and gives answers as they come."""
+
+    def stream(self, prompts: Iterable[Prompt]) -> Generator[tuple[int, Answer], None, None]:
+        """Answer prompts.
+
+        Args:
+            prompts: any number, read only as fast as they are asked.
+
+        Yields:
+            The number of a prompt, from 0, and its answer; every prompt once, in any order.
+        """
+
+
+@runtime_checkable
+class RemoteTarget(Protocol):
+    """A target whose surroundings matter: a tokenizer from elsewhere, periods of the server."""
+
+    @property
+    def tokenizer_source(self) -> str:
+        """Where a report finds the tokenizer without the target; empty: nowhere."""
+
+    @property
+    def control_periods(self) -> tuple[int, ...]:
+        """Periods in tokens that belong to the server, not to the model."""

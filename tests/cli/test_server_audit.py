@@ -1,0 +1,125 @@
+"""Commands against a server, as a user types them."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import threading
+import time
+
+import pytest
+from fake_server import FakeServer
+
+from isophase.errors import EXIT_INTERRUPTED, EXIT_SENSITIVE, EXIT_UNREACHABLE, EXIT_USAGE
+
+SMALL = ("--items", 8, "--records", 6, "--length", 160, "--window", 24)
+
+
+def test_audit_report_and_show(isophase, tmp_path, words_folder):
+    with FakeServer("vllm", period=8, weak=7) as server:
+        options = ("--tokenizer", words_folder, "--concurrency", 4)
+        done = isophase("audit", server.spec, *SMALL, *options, "--out", "run", "--json", "report.json")
+        assert done.code == EXIT_SENSITIVE
+        assert "192 prompts of up to 160 tokens, 30,720 tokens to read" in done.err
+        assert server.most_in_flight <= 4
+        asked = server.requests
+        again = isophase("audit", server.spec, *SMALL, "--tokenizer", words_folder, "--out", "run")
+        assert again.code == EXIT_SENSITIVE
+        assert len(server.asked) == 192
+        assert server.requests < asked + 10  # only what opening it needs
+        assert isophase("plan", server.spec, *SMALL, *options).code == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["period_tokens"] == 8
+    assert report["flips"] == 0 < report["repeats"]
+    # The server is gone; what it answered is not.
+    assert isophase("report", "run").code == 0
+    assert isophase("compare", "run", "run").code == 0
+    shown = isophase("show", "run", "--row", 3)
+    assert shown.code == 0
+    assert "status: ok" in shown.out
+
+
+def test_the_tokenizer_may_come_from_the_server(isophase):
+    with FakeServer("vllm", period=8, weak=7) as server:
+        assert isophase("audit", server.spec, *SMALL, "--out", "run").code == EXIT_SENSITIVE
+        assert isophase("report", "run").code == 0
+    assert isophase("report", "run").code == EXIT_UNREACHABLE
+
+
+def refused(done, code, *parts):
+    assert done.code == code, done
+    assert done.out == ""
+    assert len(done.err.splitlines()) == 1, done.err
+    for part in parts:
+        assert part in done.err
+
+
+def test_one_line(isophase, words_folder, tmp_path, quick_retries):
+    tokenizer = ("--tokenizer", words_folder)
+    with FakeServer("vllm", limit=128) as server:
+        refused(isophase("audit", server.spec, *SMALL, *tokenizer), EXIT_USAGE, "prompts of 160 tokens exceed the 127")
+        refused(isophase("audit", server.url + "#none", *tokenizer), EXIT_USAGE, "serves no model 'none'", "planted")
+        refused(isophase("audit", server.spec, *tokenizer, "--server", "gpt"), EXIT_USAGE, "--server 'gpt'")
+        refused(isophase("audit", server.spec, *tokenizer, "--concurrency", 0), EXIT_USAGE, "--concurrency is 0")
+        refused(isophase("audit", server.spec, "--tokenizer", tmp_path), EXIT_USAGE, "there is no tokenizer")
+        gone = server.spec
+    refused(isophase("audit", gone, *tokenizer), EXIT_UNREACHABLE, "cannot be reached", "Check the address")
+    refused(isophase("audit", gone), EXIT_UNREACHABLE, "cannot be reached")
+    refused(isophase("audit", "http://no-such-host.invalid/v1#m"), EXIT_UNREACHABLE, "cannot be reached")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_leaves_a_run_that_resumes(process, isophase, tmp_path, words_folder):
+    with FakeServer("vllm", period=8, weak=7, delay=0.05) as server:
+        command = ("audit", server.spec, *SMALL, "--tokenizer", words_folder, "--out", "run", "--concurrency", 4)
+        with process(*command) as running:
+            while len(server.asked) < 40:
+                time.sleep(0.01)
+                assert running.poll() is None
+            running.send_signal(signal.SIGINT)
+            _, err = running.communicate(timeout=30)
+        assert running.returncode == EXIT_INTERRUPTED
+        assert "interrupted; an audit resumes" in err
+        assert "Traceback" not in err
+        lines = (tmp_path / "run" / "answers.jsonl").read_bytes().splitlines()
+        assert len(lines) >= 30
+        server.delay = 0
+        before = len(server.asked)
+        assert isophase(*command).code == EXIT_SENSITIVE
+        assert len(server.asked) == 192
+        # What was in flight is asked again, nothing else.
+        assert 0 <= before - len(lines) <= 4
+    rows = [json.loads(line)["row"] for line in (tmp_path / "run" / "answers.jsonl").read_bytes().splitlines()]
+    assert sorted(rows) == list(range(192))
+
+
+def test_help_names_the_variable_nowhere_but_the_options(isophase):
+    plain = re.sub(r"\s+", " ", isophase("audit", "--help").out)
+    for option in ("--server", "--concurrency", "--tokenizer", "--timeout"):
+        assert option in plain
+
+
+@pytest.mark.slow
+def test_memory_stays_flat(words_folder):
+    """20,000 requests; what is kept does not grow with them."""
+    import tracemalloc
+
+    from fake_server import TOKENIZER
+
+    from isophase.probes import ProbeSettings, build_probe
+    from isophase.targets.server import ServerTarget
+
+    settings = ProbeSettings(probe="records", items=8, records=6, length_tokens=120, window_tokens=24, seed=0)
+    probe = build_probe(settings, TOKENIZER)
+    assert threading.active_count() < 10
+    with FakeServer("vllm", log=False) as server:
+        target = ServerTarget(server.spec, tokenizer=str(words_folder), concurrency=32)
+        stream = target.stream(probe.prompt(n % len(probe)) for n in range(20_000))
+        sizes = []
+        tracemalloc.start()
+        for number, _ in enumerate(stream):
+            if number in (4_000, 19_000):
+                sizes.append(tracemalloc.get_traced_memory()[0])
+        tracemalloc.stop()
+    assert sizes[1] < sizes[0] + (1 << 20)

@@ -1,0 +1,35 @@
+"""Compress the KV cache of an existing model: `compress(model, method)`."""
+
+from isophase.cache.attach import OpenCache, compress
+from isophase.cache.chunkkv import ChunkKV
+from isophase.cache.dynamic import After, DynamicChunkKV, delimiter_rule, hash_rule
+from isophase.cache.full import Full
+from isophase.cache.layers import CompressedCache, Kept
+from isophase.cache.merged import MergedChunks
+from isophase.cache.method import Method
+from isophase.cache.picture import draw_kept
+from isophase.cache.scene import Entries, Scene
+from isophase.cache.snapkv import SnapKV
+from isophase.cache.streaming import StreamingLLM
+from isophase.cache.voted import VotedChunkKV
+
+__all__ = [
+    "After",
+    "ChunkKV",
+    "CompressedCache",
+    "DynamicChunkKV",
+    "Entries",
+    "Full",
+    "Kept",
+    "MergedChunks",
+    "Method",
+    "OpenCache",
+    "Scene",
+    "SnapKV",
+    "StreamingLLM",
+    "VotedChunkKV",
+    "compress",
+    "delimiter_rule",
+    "draw_kept",
+    "hash_rule",
+]

@@ -1,0 +1,115 @@
+"""One attention call on behalf of a compressed layer.
+
+A cache layer is handed keys, but not the queries that vote on them. So when a compressed layer has taken new
+keys, the attention function of that one call is set, by name, to `attend` below; the first thing that `attend`
+does is to set it back. No module is patched, no hook stays, and no other model's attention changes.
+
+Legend: B rows, H query heads, K KV heads, T new tokens, E entries, L logical length, D head width.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any, Protocol
+
+import torch
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+ATTENTION = "isophase_cache"
+SUPPORTED = ("sdpa", "eager")
+
+
+class AttentionUser(Protocol):
+    """A layer that takes part in an attention call."""
+
+    def mask(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor | None:
+        """The mask over the layer's entries, from the model's mask over all inputs."""
+
+    def attended(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, extra: dict[str, Any]) -> None:
+        """The call is over: time to compress."""
+
+
+class _Waiting(threading.local):
+    """The call that is being waited for, in each thread."""
+
+    layer: AttentionUser | None = None
+    config: Any = None
+    name: str = ""
+
+
+_waiting = _Waiting()
+
+
+def arm(config: Any, layer: AttentionUser) -> None:
+    """Route the next attention call of a model to `attend`.
+
+    Args:
+        config: the configuration that the layer's attention module asks for its attention function.
+        layer: the layer that has just taken new keys.
+
+    Raises:
+        RuntimeError: if the call of the layer before never came: the model does not use the attention interface.
+    """
+    if disarm():
+        raise RuntimeError(
+            "an attention layer did not call transformers' attention interface; this model's cache cannot be compressed"
+        )
+    _waiting.layer, _waiting.config, _waiting.name = layer, config, config._attn_implementation
+    # Not through the setter, which would change the configurations of other parts of the model as well.
+    config._attn_implementation_internal = ATTENTION
+
+
+def disarm() -> bool:
+    """Set the attention function back; returns whether a call was being waited for."""
+    if _waiting.layer is None:
+        return False
+    _waiting.config._attn_implementation_internal = _waiting.name
+    _waiting.layer = _waiting.config = None
+    return True
+
+
+def attend(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The model's own attention over a compressed layer.
+
+    Args:
+        module: the attention module.
+        query: [B, H, T, D], rotary applied.
+        key: what the layer holds, [B, K, E, D].
+        value: the same.
+        attention_mask: the model's mask over all L inputs, or None.
+        **kwargs: what the model passes on.
+
+    Returns:
+        What the attention function that the model is set to returns.
+
+    Raises:
+        ValueError: for a model with a position bias, whose keys have no position of their own.
+    """
+    layer, name = _waiting.layer, _waiting.name
+    disarm()
+    assert layer is not None, "attention was routed here without a layer"
+    if kwargs.get("position_bias") is not None:
+        raise ValueError(
+            f"{type(module).__name__} adds a bias by position, which does not follow kept tokens; "
+            "compression works for models with rotary embeddings"
+        )
+    mask = layer.mask(query, attention_mask, name)
+    if name == "eager":
+        function = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    else:
+        function = ALL_ATTENTION_FUNCTIONS[name]
+    result: tuple[torch.Tensor, torch.Tensor | None] = function(module, query, key, value, mask, **kwargs)
+    layer.attended(query, attention_mask, kwargs)
+    return result
+
+
+# An entry under a name of ours; no existing function is replaced.
+AttentionInterface.register(ATTENTION, attend)

@@ -1,0 +1,333 @@
+"""A cache layer that evicts, and the cache made of such layers.
+
+Legend: B rows, H query heads, K KV heads, E entries, T new tokens, L logical length, W voting queries, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer
+
+from isophase.cache.attention import arm, disarm
+from isophase.cache.method import Method
+from isophase.cache.scene import Entries, Scene
+from isophase.cache.tokens import Tokens
+
+_ROW_STATES = ("keys", "values", "positions_BKP", "counts_BKP", "recent_BHWD", "recent_positions_BW")
+
+
+class CompressedLayer(DynamicLayer):  # type: ignore[misc]
+    """One layer's keys and values. It reports the logical length and stores fewer entries.
+
+    Keys keep the rotary position that they were computed with. The newest entries, up to the last compression,
+    stand at the end in input order; what stands where before them is in `positions_BKP`.
+    """
+
+    is_croppable = False
+    keys: Any  # [B, K, E, D]; None before the first tokens
+    values: Any
+
+    def __init__(self, method: Method, tokens: Tokens, ordinal: int, compressed_layers: int) -> None:
+        super().__init__()
+        self.method = method
+        self.tokens = tokens
+        self.ordinal = ordinal
+        self.compressed_layers = compressed_layers
+        self._forget()
+
+    def _forget(self) -> None:
+        self.cumulative_length = 0
+        self.compressed_at = 0
+        self.positions_BKP: torch.Tensor | None = None  # int32; -1 for an empty place
+        self.counts_BKP: torch.Tensor | None = None  # float32; only where entries were merged
+        self.recent_BHWD: torch.Tensor | None = None  # only where decoding compresses
+        self.recent_positions_BW: torch.Tensor | None = None
+
+    # What transformers calls.
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Append new keys and values; all that the layer holds is returned."""
+        if self.ordinal == 0:
+            self.tokens.begin(key_states.shape[0], key_states.shape[2])
+        self.cumulative_length += key_states.shape[2]
+        held: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states)
+        return held
+
+    def get_seq_length(self) -> int:
+        """Logical length in tokens, not the number of stored entries."""
+        return self.cumulative_length
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Logical sizes: masks are made over all inputs, and `mask` picks the entries' columns from them."""
+        return self.cumulative_length + query_length, 0
+
+    def reset(self) -> None:
+        """Forget everything. transformers 5.17 zeroes the tensors and keeps their length; here they go."""
+        self.keys = self.values = None
+        self.is_initialized = False
+        self._forget()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorder rows for beam search."""
+        self.change_rows(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only the rows `indices`."""
+        self.change_rows(lambda tensor: tensor[indices])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times."""
+        self.change_rows(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Apply a change of rows to every state."""
+        for name in _ROW_STATES:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, change(tensor))
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Refuse, unless nothing is to be removed."""
+        if tokens_to_remove != 0:
+            raise ValueError(
+                "a compressed cache cannot be cropped: dropped tokens do not come back. Assisted generation and "
+                "prompt lookup roll the cache back; use plain generation, or the full cache"
+            )
+
+    # What `isophase.cache.attention` calls.
+
+    def positions(self) -> torch.Tensor:
+        """Place in the input of every entry, long [B, K, E]; -1 for an empty place."""
+        rows, heads, held, _ = self.keys.shape
+        first = 0 if self.positions_BKP is None else self.positions_BKP.shape[2]
+        tail = torch.arange(self.cumulative_length - (held - first), self.cumulative_length, device=self.keys.device)
+        tail_BKT = tail.expand(rows, heads, -1)
+        return tail_BKT if self.positions_BKP is None else torch.cat([self.positions_BKP.long(), tail_BKT], dim=2)
+
+    def mask(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor | None:
+        """As `AttentionUser.mask`: columns of the entries, and the log-counts of merged ones.
+
+        Args:
+            query_BHTD: new queries.
+            mask: [B or 1, 1, T, L], or None.
+            name: attention function that will read it; `sdpa` takes bool, `eager` adds.
+
+        Returns:
+            [B, H, T, E], or what was given where nothing was dropped, or None where everything is seen.
+        """
+        if self.positions_BKP is None:
+            return mask
+        new = query_BHTD.shape[2]
+        full = mask is None and new == 1
+        if full and self.counts_BKP is None and not self._has_empty:
+            return None
+        positions = self.positions()
+        if mask is None:
+            query_T = torch.arange(self.cumulative_length - new, self.cumulative_length, device=positions.device)
+            seen = positions[:, :, None] <= query_T[:, None]
+        else:
+            allowed = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+            rows, heads, entries = positions.shape
+            wide = allowed.expand(rows, 1, -1, -1).expand(-1, heads, -1, -1)
+            seen = wide.gather(3, positions.clamp(min=0)[:, :, None].expand(-1, -1, new, entries))
+        seen = seen & (positions >= 0)[:, :, None]
+        group = query_BHTD.shape[1] // seen.shape[1]
+        if name == "sdpa" and self.counts_BKP is None:
+            return seen.repeat_interleave(group, dim=1)
+        added = torch.zeros(seen.shape, dtype=query_BHTD.dtype, device=seen.device)
+        if self.counts_BKP is not None:
+            logs = self.counts_BKP.clamp(min=1).log().to(query_BHTD.dtype)
+            added[..., : logs.shape[2]] += logs[:, :, None]
+        added = added.masked_fill(~seen, torch.finfo(query_BHTD.dtype).min)
+        return added.repeat_interleave(group, dim=1)
+
+    def attended(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, extra: dict[str, Any]) -> None:
+        """As `AttentionUser.attended`: compress after every part of a prompt, and while decoding at the interval."""
+        every = self.method.every_tokens
+        new = query_BHTD.shape[2]
+        due = new > 1 or (every is not None and self.cumulative_length - self.compressed_at >= every)
+        if not due and every is None:
+            return
+        rows, logical = query_BHTD.shape[0], self.cumulative_length
+        if self.ordinal == 0 and (due or mask is not None):
+            self.tokens.observe(mask, rows, logical)
+        queries, positions = self._voters(query_BHTD)
+        if every is not None:
+            self.recent_BHWD, self.recent_positions_BW = queries, positions
+        if due:
+            self._compress(queries, positions, extra)
+
+    # How it compresses.
+
+    def _voters(self, query_BHTD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The newest queries of real tokens, right-aligned, [B, H, W, D] and [B, W]; -1 where there are fewer."""
+        rows, heads, new, width = query_BHTD.shape
+        first = self.cumulative_length - new
+        positions = torch.arange(first, first + new, device=query_BHTD.device).expand(rows, new)
+        real = self._real()
+        if real is not None:
+            positions = positions.masked_fill(~real[:, first : first + new], -1)
+        queries = query_BHTD
+        if self.recent_BHWD is not None:
+            assert self.recent_positions_BW is not None
+            queries = torch.cat([self.recent_BHWD, queries], dim=2)
+            positions = torch.cat([self.recent_positions_BW, positions], dim=1)
+        if real is None:
+            window = self.method.window_tokens
+            return queries[:, :, -window:].clone(), positions[:, -window:]
+        order = (positions >= 0).long().argsort(dim=1, stable=True)[:, -self.method.window_tokens :]
+        wide = order[:, None, :, None].expand(-1, heads, -1, width)
+        return queries.gather(2, wide), positions.gather(1, order)
+
+    def _real(self) -> torch.Tensor | None:
+        """Which inputs are tokens, all of them so far; None where all are."""
+        real = self.tokens.real_BL
+        if real is not None and real.shape[1] < self.cumulative_length:
+            real = torch.nn.functional.pad(real, (0, self.cumulative_length - real.shape[1]), value=True)
+        return real
+
+    def _compress(self, queries: torch.Tensor, query_positions: torch.Tensor, extra: dict[str, Any]) -> None:
+        method, rows, logical = self.method, self.keys.shape[0], self.cumulative_length
+        real = self._real()
+        tokens_B = [logical] * rows if real is None else real.sum(1).tolist()
+        budgets = [method.entries(int(n), self.ordinal, self._entry_bytes()) for n in tokens_B]
+        entries = self._aligned(real)
+        held = entries.positions_BKE.shape[2]
+        if held <= min(budgets):
+            return
+        device = self.keys.device
+        group = self.ordinal // method.reuse_layers
+        if group in self.tokens.reused:
+            kept: Entries = entries.take(self.tokens.reused[group])
+        else:
+            scene = Scene(
+                entries=entries,
+                queries_BHWD=queries,
+                query_positions_BW=query_positions,
+                scaling=float(extra.get("scaling") or self.keys.shape[-1] ** -0.5),
+                softcap=extra.get("softcap"),
+                sinks_H=extra.get("s_aux"),
+                budget_B=torch.tensor(budgets, device=device),
+                window_B=torch.tensor([method.window(n) for n in budgets], device=device),
+                index_BL=self.tokens.index_BL(rows, logical, device),
+                chunk_BL=self.tokens.chunk_BL(logical),
+                rotate=self.tokens.rotate,
+            )
+            kept, index = method.compress(scene)
+            if index is not None and method.reuse_layers > 1:
+                self.tokens.reused[group] = index
+        self.keys, self.values = kept.keys_BKED, kept.values_BKED
+        self.positions_BKP = kept.positions_BKE.to(torch.int32)
+        self.counts_BKP = kept.counts_BKE
+        self._has_empty = real is not None and bool((kept.positions_BKE < 0).any())
+        self.compressed_at = logical
+
+    def _aligned(self, real: torch.Tensor | None) -> Entries:
+        """Everything held, without padding, right-aligned."""
+        positions = self.positions()
+        counts = self.counts_BKP
+        if counts is not None:
+            missing = positions.shape[2] - counts.shape[2]
+            counts = torch.nn.functional.pad(counts, (0, missing), value=1.0)
+        entries = Entries(
+            keys_BKED=self.keys, values_BKED=self.values, positions_BKE=positions, counts_BKE=counts
+        )  # fmt: skip
+        if real is None:
+            return entries
+        at = real[:, None].expand(-1, positions.shape[1], -1).gather(2, positions.clamp(min=0)) & (positions >= 0)
+        most = int(at.sum(-1).max())
+        order = at.long().argsort(dim=-1, stable=True)[..., -most:]
+        return entries.take(order.masked_fill(~at.gather(2, order), -1))
+
+    def _entry_bytes(self) -> int:
+        """Bytes of one entry in every KV head of every compressed layer."""
+        width = self.keys.shape[-1] + self.values.shape[-1]
+        return int(self.keys.shape[1] * width * self.keys.element_size() * self.compressed_layers)
+
+    _has_empty = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """What one layer keeps.
+
+    Attributes:
+        layer: number of the model's layer.
+        positions_BKE: place of each entry in the padded input, long; -1 for a place that a shorter row leaves empty.
+        counts_BKE: tokens merged into each entry, or None where every entry is one token.
+    """
+
+    layer: int
+    positions_BKE: torch.Tensor
+    counts_BKE: torch.Tensor | None
+
+
+class CompressedCache(Cache):  # type: ignore[misc]
+    """A transformers cache whose full-attention layers are compressed. Made by `isophase.cache.compress`."""
+
+    def __init__(self, layers: list[Any], configs: Sequence[Any], method: Method, tokens: Tokens) -> None:
+        super().__init__(layers=layers)
+        self.method = method
+        self._configs = list(configs)
+        self._tokens = tokens
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `Cache.update`; the attention call that follows is the compressed layer's."""
+        held: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
+        layer = self.layers[layer_idx]
+        if isinstance(layer, CompressedLayer) and self.method.compresses:
+            arm(self._configs[layer_idx], layer)
+        return held
+
+    def reset(self) -> None:
+        """Forget everything: the next text is read as by a new cache."""
+        disarm()
+        super().reset()
+        self._tokens.reset()
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorder rows for beam search."""
+        super().reorder_cache(beam_idx)
+        self._tokens.select(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only the rows `indices`."""
+        super().batch_select_indices(indices)
+        self._tokens.select(lambda tensor: tensor[indices])
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times."""
+        super().batch_repeat_interleave(repeats)
+        self._tokens.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+
+    def compressed_layers(self) -> list[tuple[int, CompressedLayer]]:
+        """The compressed layers that have read something, with their numbers in the model."""
+        return [
+            (n, layer) for n, layer in enumerate(self.layers) if isinstance(layer, CompressedLayer) and
+            layer.is_initialized
+        ]  # fmt: skip
+
+    def stored_bytes(self) -> int:
+        """Bytes of keys and values in the compressed layers."""
+        return sum(t.numel() * t.element_size() for _, la in self.compressed_layers() for t in (la.keys, la.values))
+
+    def index_bytes(self) -> int:
+        """Bytes of everything else that compressed layers hold: positions, counts, queries kept for later votes."""
+        names = _ROW_STATES[2:]
+        states = [getattr(layer, name) for _, layer in self.compressed_layers() for name in names]
+        return sum(t.numel() * t.element_size() for t in states if t is not None)
+
+    def what_was_kept(self) -> list[Kept]:
+        """Places in the input that each compressed layer keeps, by row and KV head."""
+        return [
+            Kept(layer=n, positions_BKE=layer.positions(), counts_BKE=layer.counts_BKP)
+            for n, layer in self.compressed_layers()
+        ]

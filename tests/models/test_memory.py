@@ -29,12 +29,14 @@ def test_stores_one_entry_per_stride(make_model, read, draw_ids, grid, local, to
     _, memory = read(model, draw_ids(2, tokens), [cut] if cut < tokens else [])
     assert memory.get_seq_length() == tokens
     entries, kept = tokens // stride, min(local - 1, tokens)
-    still_open = min(tokens, tokens % stride + window - stride)
+    still_open = min(tokens, stride - 1 + window - stride)
     for layer in memory.layers:
         assert layer.keys.shape == layer.values.shape == (2, 2, entries, 8)
         assert layer.local_keys.shape == layer.local_values.shape == (2, 2, kept, 8)
         assert layer.open_hidden.shape == (2, still_open, 24)
-        assert layer.stored_bytes() == 4 * 2 * (2 * 2 * 8 * (entries + kept) + 24 * still_open)
+        exact = 4 * 2 * (2 * 2 * 8 * (entries + kept) + 24 * still_open)
+        spare = 2 * (1 + entries // 64) * 16 * 2 * 2 * 8 * 4 + 1024  # unfinished and waiting pages; tables
+        assert exact <= layer.stored_bytes() <= exact + spare
         assert layer.get_mask_sizes(3) == (tokens + 3, 0)
 
 
@@ -42,7 +44,7 @@ def test_memory_really_shrinks(make_model, read, draw_ids) -> None:
     """No tensor is a view that keeps the whole prompt alive."""
     _, memory = read(make_model(8, 8, local=4), draw_ids(1, 400), [])
     for layer in memory.layers:
-        held = sum(t.untyped_storage().nbytes() for t in layer._states().values())
+        held = sum(t.untyped_storage().nbytes() for t in layer._states().values()) + layer.pages.stored_bytes()
         assert held == layer.stored_bytes()
         assert held < 0.25 * 400 * 2 * 2 * 8 * 4  # exact keys and values
 

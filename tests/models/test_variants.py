@@ -7,6 +7,7 @@ import itertools
 import pytest
 import torch
 
+from isophase.models.chunks import ChunkReader
 from isophase.models.compat import cache_argument
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.memory import CompressedCache
@@ -81,7 +82,8 @@ def test_kv_heads(kv_heads: int) -> None:
 def test_tail_memory_reads_the_open_stride_and_nothing_older() -> None:
     model = build(4, 4, local_memory="tail")
     positions = torch.arange(12)
-    mask = model.model._mask(positions, 0, 3, torch.float32)[0, 0]
+    (chunks, *_), _ = ChunkReader(model.config).read(torch.zeros(1, 12, dtype=torch.long), torch.zeros(1, 12, 16), None)
+    mask = model.model._mask(positions, 0, chunks, torch.float32)[0, 0]
     for query in range(12):
         closed = (query + 1) // 4
         entries = {e for e in range(3) if mask[query, e] == 0}
@@ -93,7 +95,7 @@ def test_tail_memory_reads_the_open_stride_and_nothing_older() -> None:
 def test_uniform_gates_average_and_have_no_parameters() -> None:
     branch = build(8, 8, gate="uniform").model.layers[0].self_attn.compressor.keys
     windows = torch.randn(2, 3, 8, 16)
-    weights = branch.weights(windows, torch.ones(3, 8, dtype=torch.bool))
+    weights = branch.weights(windows, torch.ones(1, 3, 8, dtype=torch.bool))
     assert torch.allclose(weights, torch.full_like(weights, 1 / 8))
     assert branch.gate_WDK is None
     assert branch.gate_bias_WK is None
@@ -193,18 +195,17 @@ def test_the_deepseek_kernel_is_one_of_its_settings() -> None:
 
 def run_attention(model: CompressedQwen3ForCausalLM, hidden: torch.Tensor, memory: CompressedCache) -> None:
     """The first layer's attention on given hidden states."""
-    backbone, grid = model.model, model.config.grid
-    past, length = memory.get_seq_length(), hidden.shape[1]
-    first, last = grid.entries(past), grid.entries(past + length)
+    backbone, past, length = model.model, memory.get_seq_length(), hidden.shape[1]
+    ids = torch.zeros(hidden.shape[:2], dtype=torch.long)
+    (chunks, *_), memory.chunks = ChunkReader(model.config).read(ids, hidden, memory.chunks)
     positions = torch.arange(past, past + length)
     backbone.layers[0].self_attn(
         hidden,
         rotary=backbone.rotary_emb(hidden, positions),
-        entry_rotary=backbone.rotary_emb(hidden, grid.anchor(first, last)),
-        mask=backbone._mask(positions, past, last, hidden.dtype),
+        entry_rotary=backbone._entry_rotary(hidden, chunks),
+        mask=backbone._mask(positions, past, chunks, hidden.dtype),
         memory=memory,
-        first_entry=first,
-        last_entry=last,
+        chunks=chunks,
     )
 
 

@@ -94,7 +94,7 @@ def gate_branches(model: Any) -> list[GateBranch]:
         compressor = getattr(module, "compressor", None)
         if not isinstance(layer, int) or compressor is None:
             continue
-        if isinstance(compressor, WindowCompressor):
+        if isinstance(compressor, WindowCompressor) and compressor.grid is not None:
             found += _own_branches(layer, compressor)
         elif hasattr(compressor, "position_bias"):
             found.append(_deepseek_branch(layer, "keys and values", compressor))
@@ -106,6 +106,7 @@ def gate_branches(model: Any) -> list[GateBranch]:
 
 def _own_branches(layer: int, compressor: WindowCompressor) -> Iterator[GateBranch]:
     grid = compressor.grid
+    assert grid is not None
     named: list[tuple[str, WindowBranch]] = [("keys and values", compressor.keys)]
     if compressor.values is not None:
         named = [("keys", compressor.keys), ("values", compressor.values)]

@@ -76,11 +76,11 @@ class _Watch:
         self.slots_KC = slots if self.slots_KC is None else self.slots_KC + slots
         self.windows += weights.shape[0] * weights.shape[1]
 
-    def own(self, branch: Any, inputs: tuple[torch.Tensor, torch.Tensor]) -> None:
-        """Pre-hook of a `WindowBranch`."""
-        windows_BEWD, filled_EW = inputs
-        full_E = filled_EW.all(dim=1)
-        self.add(branch.weights(windows_BEWD[:, full_E], filled_EW[full_E]))
+    def own(self, branch: Any, inputs: tuple[torch.Tensor, torch.Tensor, slice]) -> None:
+        """Pre-hook of a `WindowBranch` on a fixed grid, where all rows have the same windows."""
+        windows_BEWD, filled_1EW, _ = inputs
+        full_E = filled_1EW[0].all(dim=1)
+        self.add(branch.weights(windows_BEWD[:, full_E], filled_1EW[:, full_E]))
 
     def deepseek(self, compressor: Any, _projection: Any, _inputs: Any, gates_BTC: torch.Tensor) -> None:
         """Hook of a `deepseek_v4` compressor's `gate_proj`, in a call without a cache."""

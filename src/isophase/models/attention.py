@@ -12,6 +12,7 @@ from torch import nn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, eager_attention_forward, rotate_half
 
+from isophase.models.chunks import LayerChunks
 from isophase.models.compressor import WindowCompressor
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.memory import CompressedCache, CompressedLayer
@@ -24,9 +25,10 @@ def rotate(states_BKTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
     Args:
         states_BKTH: queries or keys.
-        rotary: cosine and sine, each [1, T, R]; R = 0 rotates nothing, R = H everything.
+        rotary: cosine and sine, each [B or 1, T, R], or [B or 1, K or 1, T, R]; R = 0 rotates nothing, R = H
+            everything.
     """
-    cos, sin = (part[:, None] for part in rotary)
+    cos, sin = (part if part.dim() == 4 else part[:, None] for part in rotary)
     width = cos.shape[-1]
     turned, passed = states_BKTH[..., :width], states_BKTH[..., width:]
     half: torch.Tensor = rotate_half(turned)
@@ -54,8 +56,7 @@ class CompressedAttention(nn.Module):
         self.q_norm, self.k_norm = (
             Qwen3RMSNorm(self.head_dim, eps=config.rms_norm_eps) if config.qk_norm else nn.Identity() for _ in "qk"
         )
-        grid = config.grid
-        self.compressor = WindowCompressor(config, grid) if grid is not None else None
+        self.compressor = WindowCompressor(config) if config.compressed else None
 
     def forward(
         self,
@@ -64,8 +65,7 @@ class CompressedAttention(nn.Module):
         entry_rotary: Rotary | None,
         mask: torch.Tensor,
         memory: CompressedCache | None,
-        first_entry: int,
-        last_entry: int,
+        chunks: LayerChunks | None,
         keep: slice = slice(None),
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Attend from the new tokens.
@@ -76,8 +76,7 @@ class CompressedAttention(nn.Module):
             entry_rotary: cosine and sine at the anchors of newly closed entries, or None.
             mask: additive, broadcastable to [B, Q, T, entries + local tokens].
             memory: the cache, or None.
-            first_entry: index of the first entry that closes in this call.
-            last_entry: one past the last.
+            chunks: what closes in this call, or None without compression.
             keep: new tokens whose output is wanted; the others are only remembered.
 
         Returns:
@@ -96,17 +95,19 @@ class CompressedAttention(nn.Module):
                 key, value = memory.update(key, value, self.layer_idx)
         else:
             assert entry_rotary is not None
+            assert chunks is not None
             layer = memory.layers[self.layer_idx] if memory is not None else None
             assert layer is None or isinstance(layer, CompressedLayer)
             open_BTD = hidden_BTD if layer is None else layer.open_window(hidden_BTD)
-            entry_key, entry_value = self.compressor(open_BTD, first_entry, last_entry)
+            first_token = chunks.past_tokens + hidden_BTD.shape[1] - open_BTD.shape[1]
+            entry_key, entry_value = self.compressor(open_BTD, first_token, chunks.layouts)
             entry_key = rotate(self.k_norm(entry_key).transpose(1, 2), entry_rotary)
             entry_value = entry_value.transpose(1, 2)
             if layer is None:
                 key = torch.cat([entry_key, key], dim=2)
                 value = torch.cat([entry_value, value], dim=2)
             else:
-                key, value = layer.append(open_BTD, entry_key, entry_value, key, value)
+                key, value = layer.append(chunks, open_BTD, entry_key, entry_value, key, value)
 
         attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward

@@ -1,7 +1,7 @@
 """What turns the hidden states of a window into an entry: gates, payloads, and how slots share them.
 
 Legend: B batch, T tokens, D model width, K KV heads, H head width, C = K * H, W slots of a window, S stride,
-G groups of slots that share parameters (W, W / S or 1), E entries.
+G groups of slots that share parameters (W, W / S or 1), E entries. Where rows do not differ, one stands for all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from isophase.chunking.layout import FixedGrid
+from isophase.chunking.layout import ChunkLayout
 from isophase.models.config import CompressedQwen3Config
 
 
@@ -25,13 +25,14 @@ class WindowBranch(nn.Module):
     for `series` and `vector`.
     """
 
-    def __init__(self, config: CompressedQwen3Config, grid: FixedGrid) -> None:
+    def __init__(self, config: CompressedQwen3Config) -> None:
         super().__init__()
         heads, width = config.num_key_value_heads, config.head_dim
         self.heads, self.head_width = heads, width
+        slots = config.window_slots
         groups = {
-            "offset": grid.window_tokens,
-            "series": grid.window_tokens // grid.stride_tokens,
+            "offset": slots,
+            "series": slots // (config.compression_stride or 1),
             "shared": 1,
         }[config.slot_parameters]
         self.groups = groups
@@ -43,41 +44,52 @@ class WindowBranch(nn.Module):
         if gate_channels:
             self.gate_WDK = nn.Parameter(torch.empty(groups, config.hidden_size, gate_channels))
             if config.gate_bias:
-                self.gate_bias_WK = nn.Parameter(torch.zeros(grid.window_tokens, gate_channels))
+                self.gate_bias_WK = nn.Parameter(torch.zeros(slots, gate_channels))
         self.post_norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps) if config.post_norm else None
 
-    def forward(self, windows_BEWD: torch.Tensor, filled_EW: torch.Tensor) -> torch.Tensor:
+    def forward(self, windows_BEWD: torch.Tensor, filled_BEW: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
         """Entries of the given windows.
 
         Args:
-            windows_BEWD: hidden states, windows aligned at their last slot.
-            filled_EW: bool, False where a slot lies before the first token.
+            windows_BEWD: hidden states; anything where a slot is empty.
+            filled_BEW: bool, False where a slot is empty, [B or 1, E, W].
+            heads: KV heads whose chunks these are.
 
         Returns:
-            [B, E, K, H].
+            [B, E, K, H]; a window without tokens gives 0.
         """
-        B, E, W, _ = windows_BEWD.shape
-        payload = self._project(windows_BEWD, self.payload_WDC).view(B, E, W, self.heads, self.head_width)
-        weights = self.weights(windows_BEWD, filled_EW).to(payload.dtype)
-        entries = (weights * payload).sum(dim=2)
+        payload = self._project(windows_BEWD, self._of(self.payload_WDC, heads))
+        payload = payload.view(*payload.shape[:-1], payload.shape[-1] // self.head_width, self.head_width)
+        weights = self.weights(windows_BEWD, filled_BEW, heads).to(payload.dtype)
+        entries: torch.Tensor = (weights * payload).sum(dim=2)
         return entries if self.post_norm is None else self.post_norm(entries)
 
-    def weights(self, windows_BEWD: torch.Tensor, filled_EW: torch.Tensor) -> torch.Tensor:
+    def weights(self, windows_BEWD: torch.Tensor, filled_BEW: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
         """Gate weights of every slot; they sum to 1 over the slots that are filled.
 
         Returns:
             float32 [B, E, W, K, 1], or [B, E, W, K, H] for vector gates.
         """
         B, E, W, _ = windows_BEWD.shape
+        count = len(range(*heads.indices(self.heads)))
         if self.gate_WDK is None:
-            gates = windows_BEWD.new_zeros(B, E, W, self.heads, 1)
+            gates = windows_BEWD.new_zeros(B, E, W, count, 1)
         else:
-            gates = self._project(windows_BEWD, self.gate_WDK)
+            gates = self._project(windows_BEWD, self._of(self.gate_WDK, heads))
             if self.gate_bias_WK is not None:
-                gates = gates + self.gate_bias_WK
-            gates = gates.view(B, E, W, self.heads, gates.shape[-1] // self.heads)
-        gates = gates.masked_fill(~filled_EW[None, :, :, None, None], float("-inf"))
-        return torch.softmax(gates.float(), dim=2)
+                gates = gates + self._of(self.gate_bias_WK, heads)
+            gates = gates.view(B, E, W, count, gates.shape[-1] // count)
+        # Not infinity: in padding a window has no token at all, and its weights must be numbers.
+        gates = gates.float().masked_fill(~filled_BEW[..., None, None], torch.finfo(torch.float32).min)
+        return torch.softmax(gates, dim=2) * filled_BEW.any(dim=2)[..., None, None, None]
+
+    def _of(self, parameter: torch.Tensor, heads: slice) -> torch.Tensor:
+        """The channels (last axis) that belong to some heads."""
+        if heads == slice(None):
+            return parameter
+        each = parameter.shape[-1] // self.heads
+        first, last, _ = heads.indices(self.heads)
+        return parameter[..., first * each : last * each]
 
     def _project(self, windows_BEWD: torch.Tensor, parameters_GDC: torch.Tensor) -> torch.Tensor:
         """Apply each group's matrix to its slots, one batched product. [B, E, W, C]."""
@@ -90,38 +102,51 @@ class WindowBranch(nn.Module):
 
 
 class WindowCompressor(nn.Module):
-    """Turns hidden states into the keys and values of closed entries."""
+    """Turns hidden states into the keys and values of closed entries.
 
-    def __init__(self, config: CompressedQwen3Config, grid: FixedGrid) -> None:
+    Attributes:
+        grid: the fixed grid that all heads and layers share, or None.
+    """
+
+    def __init__(self, config: CompressedQwen3Config) -> None:
         super().__init__()
-        self.grid = grid
-        self.keys = WindowBranch(config, grid)
-        self.values = None if config.tied_key_value else WindowBranch(config, grid)
+        self.grid = config.grid if config.grid_shift == "none" else None
+        self.window_slots, self.overlap_tokens = config.window_slots, config.overlap_tokens
+        self.keys = WindowBranch(config)
+        self.values = None if config.tied_key_value else WindowBranch(config)
 
-    def forward(self, open_BTD: torch.Tensor, first: int, last: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Close entries `first..last-1`. Tied values are the keys, before norm and rotary.
+    def forward(
+        self, open_BTD: torch.Tensor, first_token: int, layouts: tuple[ChunkLayout, ...]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Close entries. Tied values are the keys, before norm and rotary.
 
         Args:
-            open_BTD: hidden states that begin with the first window's overlap; where the overlap
-                reaches before token 0 it is shorter, and the missing slots count as empty.
-            first: index of the first entry to close.
-            last: one past the last.
+            open_BTD: hidden states from the first slot of the first window on, or from token 0.
+            first_token: position of the first of them.
+            layouts: chunks to close, one layout per group of KV heads, with equally many entries.
 
         Returns:
             Keys (no Q/K norm, no rotary yet) and values, each [B, E, K, H].
         """
-        W, S = self.grid.window_tokens, self.grid.stride_tokens
-        E = last - first
-        # Token index of the first window's first slot; negative before the start of the text.
-        origin = first * S - self.grid.overlap_tokens
-        missing = max(0, -origin)
-        needed = max(E * S + self.grid.overlap_tokens - missing, 0) if E else 0
-        padded = nn.functional.pad(open_BTD[:, :needed], (0, 0, missing if E else 0, 0))
-        if E:
-            windows_BEWD = padded.unfold(1, W, S).transpose(2, 3)
+        share = self.keys.heads // len(layouts)
+        keys, values = [], []
+        for group, layout in enumerate(layouts):
+            heads = slice(group * share, (group + 1) * share) if len(layouts) > 1 else slice(None)
+            windows_BEWD, filled_BEW = self._windows(open_BTD, first_token, layout)
+            keys.append(self.keys(windows_BEWD, filled_BEW, heads))
+            values.append(keys[-1] if self.values is None else self.values(windows_BEWD, filled_BEW, heads))
+        if len(layouts) == 1:
+            return keys[0], values[0]
+        return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+
+    def _windows(
+        self, open_BTD: torch.Tensor, first_token: int, layout: ChunkLayout
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        position_BEW, filled_BEW = layout.slots(self.window_slots, self.overlap_tokens)
+        index = (position_BEW - first_token).clamp(0, max(open_BTD.shape[1] - 1, 0))
+        rows, entries, slots = index.shape
+        if rows == 1:
+            picked = open_BTD.index_select(1, index.flatten())
         else:
-            windows_BEWD = padded.new_zeros(padded.shape[0], 0, W, padded.shape[2])
-        start_E1 = (torch.arange(first, last, device=open_BTD.device) * S - self.grid.overlap_tokens)[:, None]
-        filled_EW = start_E1 + torch.arange(W, device=open_BTD.device) >= 0
-        keys = self.keys(windows_BEWD, filled_EW)
-        return keys, keys if self.values is None else self.values(windows_BEWD, filled_EW)
+            picked = open_BTD.gather(1, index.view(rows, -1, 1).expand(-1, -1, open_BTD.shape[2]))
+        return picked.view(len(open_BTD), entries, slots, open_BTD.shape[2]), filled_BEW

@@ -9,6 +9,9 @@ from transformers import Qwen3Config
 from isophase.chunking.layout import FixedGrid
 
 _CHOICES = {
+    "chunk_rule": ("fixed", "local_maximum"),
+    "chunk_score": ("hash", "ranks", "cosine"),
+    "grid_shift": ("none", "heads", "layers"),
     "local_memory": ("window", "tail"),
     "slot_parameters": ("offset", "series", "shared"),
     "gate": ("scalar", "vector", "uniform"),
@@ -18,8 +21,8 @@ _CHOICES = {
 class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
     """Qwen3 with, per layer, a memory of gated window sums beside an exact local window.
 
-    With `compression_stride=None` the model is Qwen3 to the last parameter. Everything else about two
-    models that differ only in compression is equal, which is what makes them a matched pair.
+    With `compression_stride=None` and a fixed chunk rule the model is Qwen3 to the last parameter. Everything
+    else about two models that differ only in compression is equal, which is what makes them a matched pair.
 
     Args:
         compression_window: W, tokens that one entry reads. None: no compression.
@@ -35,6 +38,20 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
         tied_key_value: entries' values are their keys before norm and rotary.
         post_norm: RMSNorm on entries.
         qk_norm: RMSNorm on queries and keys, as in Qwen3.
+        grid_shift: where the fixed grid begins: `none`: everywhere at token 0; `heads`, `layers`: every group of
+            heads, or every layer, by its share of a stride later, so that no token is at the boundary everywhere.
+        chunk_rule: `fixed`: the grid; `local_maximum`: chunks start where the content says, at the largest score
+            around; window and stride are then None. Offsets count from the chunk's own start, and the
+            tokens that no visible entry covers stay exact beside the local window.
+        chunk_score: `hash` of the token id; `ranks` of token ids, hash between equals; `cosine` of
+            neighbouring embeddings.
+        chunk_ranks: rank by token id, for `ranks`.
+        chunk_radius: tokens on both sides among which a start has the largest score.
+        chunk_ties: whether equal ranks fall back on the hash; without, rank 0 starts nothing.
+        chunk_max_tokens: longest chunk.
+        chunk_overlap: tokens before its chunk that an entry reads too.
+        chunk_groups: groups of KV heads with chunks of their own (another salt of the hash, or another shift).
+        chunk_salt: of the hash in the first group; the others count on from it.
         rotary_dims: channels of a head that are rotated, even; None: all, 0: no position embedding.
         embedding_range: standard deviation of the token embeddings at initialisation. None: as
             `initializer_range`.
@@ -61,6 +78,16 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
     post_norm: bool = False
     qk_norm: bool = True
     rotary_dims: int | None = None
+    grid_shift: str = "none"
+    chunk_rule: str = "fixed"
+    chunk_score: str = "hash"
+    chunk_ranks: list[int] | None = None
+    chunk_radius: int = 4
+    chunk_ties: bool = True
+    chunk_max_tokens: int = 16
+    chunk_overlap: int = 0
+    chunk_groups: int = 1
+    chunk_salt: int = 0
     embedding_range: float | None = None
     record_style: str | None = None
 
@@ -75,8 +102,9 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
                 f"compression_window={self.compression_window} and "
                 f"compression_stride={self.compression_stride}: give both, or neither for full attention"
             )
-        if self.grid is not None and self.local_window < 1:
+        if self.compressed and self.local_window < 1:
             raise ValueError(f"local_window={self.local_window} must be at least 1 token")
+        self._check_chunks()
 
         for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
@@ -91,15 +119,65 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
                 f"({grid.stride_tokens})"
             )
 
+    def _check_chunks(self) -> None:
+        if self.num_key_value_heads % self.chunk_groups:
+            raise ValueError(f"chunk_groups={self.chunk_groups} must divide {self.num_key_value_heads} KV heads")
+        if self.grid_shift != "none" and self.grid is None:
+            raise ValueError(f"grid_shift={self.grid_shift!r} shifts a fixed grid, and there is none")
+        if self.grid_shift == "heads" and self.chunk_groups < 2:
+            raise ValueError("grid_shift='heads' needs chunk_groups of at least 2")
+        if self.chunk_overlap < 0:
+            raise ValueError(f"chunk_overlap={self.chunk_overlap} must be at least 0 tokens")
+        if self.chunk_rule == "fixed":
+            return
+        if self.compression_stride is not None:
+            raise ValueError(f"chunk_rule={self.chunk_rule!r} places its own chunks; leave window and stride out")
+        if not 1 <= self.chunk_radius < self.chunk_max_tokens:
+            raise ValueError(
+                f"chunk_radius={self.chunk_radius} must be at least 1 and below "
+                f"chunk_max_tokens={self.chunk_max_tokens}"
+            )
+        if (self.chunk_score == "ranks") != (self.chunk_ranks is not None):
+            raise ValueError("chunk_score='ranks' and chunk_ranks belong together: give both, or neither")
+        if self.slot_parameters == "series":
+            raise ValueError("slot_parameters='series' needs a fixed grid")
+
+    @property
+    def compressed(self) -> bool:
+        """Whether there is a compressed memory at all."""
+        return self.grid is not None or self.chunk_rule != "fixed"
+
+    @property
+    def window_slots(self) -> int:
+        """Slots of a window: W of the grid, else the longest chunk and the overlap."""
+        if self.compression_window is not None:
+            return self.compression_window
+        return self.chunk_max_tokens + self.chunk_overlap
+
+    @property
+    def overlap_tokens(self) -> int:
+        """Slots of a window that reach back before its chunk."""
+        grid = self.grid
+        return grid.overlap_tokens if grid is not None else self.chunk_overlap
+
+    @property
+    def open_tokens(self) -> int:
+        """Most tokens, the newest included, that lie in no entry yet, with the overlap that their entry reads."""
+        if self.grid is not None:
+            return self.grid.stride_tokens - 1 + self.overlap_tokens
+        return self.chunk_max_tokens + self.chunk_radius + self.chunk_overlap
+
     @property
     def exact_tokens(self) -> int:
         """Most exact tokens that a query can read beside the entries, its own included."""
+        if self.chunk_rule != "fixed":
+            return max(self.local_window, self.chunk_max_tokens + self.chunk_radius + 1)
         grid = self.grid
         return grid.stride_tokens if grid is not None and self.local_memory == "tail" else self.local_window
 
     @property
     def grid(self) -> FixedGrid | None:
-        """The compression grid, or None for full attention."""
+        """The fixed compression grid, or None without one."""
         if self.compression_window is None or self.compression_stride is None:
             return None
         return FixedGrid(window_tokens=self.compression_window, stride_tokens=self.compression_stride)

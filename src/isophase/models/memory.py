@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from isophase.chunking.layout import FixedGrid
+from isophase.models.chunks import ChunkState, LayerChunks
+from isophase.models.pages import PagedEntries
 
 if TYPE_CHECKING:
     from isophase.models.config import CompressedQwen3Config
@@ -19,37 +20,49 @@ if TYPE_CHECKING:
 class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's memory. It reports the logical length and stores fewer entries.
 
-    What is kept between calls: entries of closed windows; the hidden states of tokens that a later
-    window still reads (the open stride and the overlap before it); the last `local_window - 1` exact
-    keys and values. Prefill in any split therefore gives the entries of one shot.
+    What is kept between calls: entries of closed chunks, ragged, in pages; the hidden states of tokens that
+    a later entry may still read; the exact keys and values that a later query may still read. Prefill in
+    any split therefore gives the entries of one shot.
+
+    Args:
+        open_tokens: most tokens that lie in no entry yet, with the overlap that their entry reads.
+        exact_tokens: most exact tokens that a query reads, its own included.
     """
 
     is_croppable = False
 
-    def __init__(self, grid: FixedGrid, local_window: int) -> None:
-        super().__init__()
-        self.grid = grid
-        self.local_window = local_window
-        self.cumulative_length = 0
+    # Not `super().__init__()`: it would set `keys` and `values`, which are views here.
+    def __init__(self, open_tokens: int, exact_tokens: int) -> None:
+        self.open_tokens, self.exact_tokens = open_tokens, exact_tokens
         self._clear()
 
     def _clear(self) -> None:
         self.cumulative_length = 0
-        self.keys: torch.Tensor | None = None  # entries, [B, K, E, H]
-        self.values: torch.Tensor | None = None
+        self.pages = PagedEntries()
         self.local_keys: torch.Tensor | None = None  # exact, [B, K, L, H]
         self.local_values: torch.Tensor | None = None
-        self.open_hidden: torch.Tensor | None = None  # [B, <W, D]
+        self.open_hidden: torch.Tensor | None = None  # [B, <= open tokens, D]
         self.is_initialized = False
 
+    @property
+    def keys(self) -> torch.Tensor:
+        """Keys of all entries, [B, K, E, H], padded to the longest sequence."""
+        return self.pages.view()[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        """Values of all entries, [B, K, E, H], padded to the longest sequence."""
+        return self.pages.view()[1]
+
     def open_window(self, hidden_BTD: torch.Tensor) -> torch.Tensor:
-        """Hidden states from the overlap of the first unfinished window to the newest token. [B, *, D]."""
+        """Hidden states from the first that an unfinished entry may read to the newest. [B, *, D]."""
         if self.open_hidden is None:
             return hidden_BTD
         return torch.cat([self.open_hidden, hidden_BTD], dim=1)
 
     def append(
         self,
+        chunks: LayerChunks,
         hidden_BTD: torch.Tensor,
         entry_keys_BKEH: torch.Tensor,
         entry_values_BKEH: torch.Tensor,
@@ -59,6 +72,7 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Take new tokens and the entries that they closed.
 
         Args:
+            chunks: which new entries are no padding.
             hidden_BTD: what `open_window` returned (old open tokens and the new ones).
             entry_keys_BKEH: keys of newly closed entries, rotary applied; E may be 0.
             entry_values_BKEH: their values.
@@ -67,43 +81,33 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
 
         Returns:
             Keys and values to attend to: all entries, then the local tokens of every new query,
-            [B, K, E + L, H]; L is at most `local_window - 1 + T`.
+            [B, K, E + L, H]; L is at most `exact_tokens - 1 + T`.
         """
-        if self.keys is None:
-            entry_keys, entry_values, keys, values = (
-                entry_keys_BKEH,
-                entry_values_BKEH,
-                keys_BKTH,
-                values_BKTH,
-            )
-        else:
-            assert self.values is not None
-            assert self.local_keys is not None
+        entry_keys, entry_values = self.pages.append(entry_keys_BKEH, entry_values_BKEH, chunks.filled_BGE)
+        keys, values = keys_BKTH, values_BKTH
+        if self.local_keys is not None:
             assert self.local_values is not None
-            entry_keys = torch.cat([self.keys, entry_keys_BKEH], dim=2)
-            entry_values = torch.cat([self.values, entry_values_BKEH], dim=2)
-            keys = torch.cat([self.local_keys, keys_BKTH], dim=2)
-            values = torch.cat([self.local_values, values_BKTH], dim=2)
+            keys = torch.cat([self.local_keys, keys], dim=2)
+            values = torch.cat([self.local_values, values], dim=2)
         self.cumulative_length += keys_BKTH.shape[2]
-        self.keys, self.values = entry_keys, entry_values
-        keep = min(self.local_window - 1, keys.shape[2])
+        keep = min(self.exact_tokens - 1, keys.shape[2])
         # Copies: a slice would keep the tensors of the whole prompt alive.
         self.local_keys = keys[:, :, keys.shape[2] - keep :].clone()
         self.local_values = values[:, :, values.shape[2] - keep :].clone()
-        still_open = self.cumulative_length % self.grid.stride_tokens + self.grid.overlap_tokens
-        self.open_hidden = hidden_BTD[:, max(0, hidden_BTD.shape[1] - still_open) :].clone()
+        self.open_hidden = hidden_BTD[:, max(0, hidden_BTD.shape[1] - self.open_tokens) :].clone()
         self.is_initialized = True
         return torch.cat([entry_keys, keys], dim=2), torch.cat([entry_values, values], dim=2)
 
     def stored_bytes(self) -> int:
         """Bytes of all tensors that this layer keeps between calls."""
-        return sum(t.numel() * t.element_size() for t in self._states().values())
+        return self.pages.stored_bytes() + sum(t.numel() * t.element_size() for t in self._states().values())
 
     def _states(self) -> dict[str, torch.Tensor]:
-        names = ("keys", "values", "local_keys", "local_values", "open_hidden")
+        names = ("local_keys", "local_values", "open_hidden")
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
     def _select(self, rows: torch.Tensor) -> None:
+        self.pages.select(rows)
         for name, tensor in self._states().items():
             setattr(self, name, tensor.index_select(0, rows.to(tensor.device)))
 
@@ -147,8 +151,9 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row `repeats` times."""
-        for name, tensor in self._states().items():
-            setattr(self, name, tensor.repeat_interleave(repeats, dim=0))
+        if self.local_keys is not None:
+            rows = torch.arange(len(self.local_keys), device=self.local_keys.device)
+            self._select(rows.repeat_interleave(repeats))
 
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse, unless nothing is to be removed: closed entries cannot be reopened."""
@@ -157,13 +162,43 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
 
 
 class CompressedCache(Cache):  # type: ignore[misc]
-    """A cache for `CompressedQwen3ForCausalLM`: one memory per layer."""
+    """A cache for `CompressedQwen3ForCausalLM`: one memory per layer, and where the text's chunks are.
+
+    Attributes:
+        chunks: boundaries, which all layers share; None before the first tokens.
+    """
 
     def __init__(self, config: CompressedQwen3Config) -> None:
-        grid = config.grid
         super().__init__(
             layers=[
-                DynamicLayer() if grid is None else CompressedLayer(grid, config.exact_tokens)
+                CompressedLayer(config.open_tokens, config.exact_tokens) if config.compressed else DynamicLayer()
                 for _ in range(config.num_hidden_layers)
             ]
         )
+        self.chunks: ChunkState | None = None
+
+    def _select_chunks(self, rows: torch.Tensor) -> None:
+        if self.chunks is not None:
+            self.chunks = self.chunks.select(rows)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        super().reset()
+        self.chunks = None
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        """Reorder rows for beam search."""
+        super().reorder_cache(beam_idx)
+        self._select_chunks(beam_idx)
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        """Keep only the rows `indices`."""
+        super().batch_select_indices(indices)
+        self._select_chunks(indices)
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        """Repeat every row `repeats` times."""
+        super().batch_repeat_interleave(repeats)
+        if self.chunks is not None:
+            rows = max(len(starts) for starts in self.chunks.open_starts)
+            self._select_chunks(torch.arange(rows).repeat_interleave(repeats))

@@ -16,6 +16,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, Qwen3RotaryEmbedding
 
 from isophase.models.attention import CompressedAttention, Rotary
+from isophase.models.chunks import ChunkReader, LayerChunks
 from isophase.models.compat import CACHE_ARGUMENT, cache_argument, cache_of
 from isophase.models.compressor import WindowBranch
 from isophase.models.config import CompressedQwen3Config
@@ -77,12 +78,14 @@ class RotaryAngles(nn.Module):
             self.angles = Qwen3RotaryEmbedding(config=rotated)
 
     def forward(self, hidden_BTD: torch.Tensor, position_T: torch.Tensor) -> Rotary:
-        """Angles at the given positions, each [1, T, R], in the dtype of `hidden_BTD`."""
+        """Angles at positions [T] or [*, T], each [1, T, R] or [*, T, R], in the dtype of `hidden_BTD`."""
+        shape = position_T.shape if position_T.dim() > 1 else (1, *position_T.shape)
         if self.angles is None:
-            none = hidden_BTD.new_zeros(1, len(position_T), 0)
+            none = hidden_BTD.new_zeros(*shape, 0)
             return none, none
-        rotary: Rotary = self.angles(hidden_BTD, position_T[None])
-        return rotary
+        flat = position_T[None] if position_T.dim() == 1 else position_T.flatten(0, -2)
+        cos, sin = self.angles(hidden_BTD, flat)
+        return cos.view(*shape, cos.shape[-1]), sin.view(*shape, sin.shape[-1])
 
 
 class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
@@ -94,6 +97,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         self.layers = nn.ModuleList(CompressedDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = RotaryAngles(config)
+        self._chunk_reader = ChunkReader(config) if config.compressed else None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -137,7 +141,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
         if use_cache and cache is None:
             cache = CompressedCache(self.config)
-        if self.config.grid is not None and cache is not None and not isinstance(cache, CompressedCache):
+        if self.config.compressed and cache is not None and not isinstance(cache, CompressedCache):
             raise TypeError(f"a {type(cache).__name__} cannot hold compressed entries; pass a CompressedCache, or none")
         past = cache.get_seq_length() if cache is not None else 0
         length = hidden.shape[1]
@@ -145,24 +149,22 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
 
         position_T = torch.arange(past, past + length, device=hidden.device)
         rotary: Rotary = self.rotary_emb(hidden, position_T)
-        grid = self.config.grid
-        first, last = (grid.entries(past), grid.entries(past + length)) if grid is not None else (0, 0)
-        entry_rotary: Rotary | None = None
-        if grid is not None:
-            entry_rotary = self.rotary_emb(hidden, grid.anchor(first, last, hidden.device))
-        mask = self._mask(position_T, past, last, hidden.dtype)
+        chunks = self._read_chunks(input_ids, hidden, cache)
+        # Layers with the same chunks share their angles and their mask.
+        different = {id(c): c for c in chunks}
+        entry_rotary = {key: None if c is None else self._entry_rotary(hidden, c) for key, c in different.items()}
+        masks = {key: self._mask(position_T, past, c, hidden.dtype) for key, c in different.items()}
 
         states, weights = [hidden], []
-        for number, layer in enumerate(self.layers, start=1):
+        for number, (layer, own) in enumerate(zip(self.layers, chunks, strict=True), start=1):
             wanted = slice(-last_tokens, None) if last_tokens and number == len(self.layers) else slice(None)
             hidden, attended = layer(
                 hidden,
                 rotary=rotary,
-                entry_rotary=entry_rotary,
-                mask=mask,
+                entry_rotary=entry_rotary[id(own)],
+                mask=masks[id(own)],
                 memory=cache,
-                first_entry=first,
-                last_entry=last,
+                chunks=own,
                 keep=wanted,
             )
             states.append(hidden)
@@ -175,25 +177,53 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
             **cache_argument(cache if use_cache else None),
         )
 
-    def _mask(self, position_T: torch.Tensor, past: int, entries: int, dtype: torch.dtype) -> torch.Tensor:
-        """Additive mask [1, 1, T, entries + local tokens], shared by all layers."""
-        grid = self.config.grid
+    def _read_chunks(
+        self, input_ids: torch.Tensor | None, hidden: torch.Tensor, cache: CompressedCache | None
+    ) -> list[LayerChunks] | list[None]:
+        """What every layer executes over; equal layers share one object."""
+        if self._chunk_reader is None:
+            return [None] * len(self.layers)
+        if input_ids is None:
+            if self.config.chunk_rule != "fixed" and self.config.chunk_score != "cosine":
+                raise ValueError("chunks that follow the content are cut by token ids; give input_ids")
+            input_ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
+        chunks, state = self._chunk_reader.read(input_ids, hidden, cache.chunks if cache is not None else None)
+        if cache is not None:
+            cache.chunks = state
+        return chunks
+
+    def _entry_rotary(self, hidden: torch.Tensor, chunks: LayerChunks) -> Rotary:
+        """Angles at the anchors of new entries, each [B or 1, K or 1, E, R]."""
+        cos, sin = self.rotary_emb(hidden, chunks.anchor_BGE)
+        share = self.config.num_key_value_heads // chunks.anchor_BGE.shape[1]
+        if chunks.anchor_BGE.shape[1] == 1:
+            return cos, sin
+        return cos.repeat_interleave(share, dim=1), sin.repeat_interleave(share, dim=1)
+
+    def _mask(
+        self, position_T: torch.Tensor, past: int, chunks: LayerChunks | None, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Additive mask [B or 1, Q or 1, T, entries + local tokens]."""
         device = position_T.device
-        kept = past if grid is None else min(self.config.exact_tokens - 1, past)
+        kept = past if chunks is None else min(self.config.exact_tokens - 1, past)
         local_L = torch.arange(past - kept, past + len(position_T), device=device)
         ahead_TL = position_T[:, None] - local_L[None, :]
-        visible = ahead_TL >= 0
-        if grid is not None:
-            close_E = grid.close(0, entries, device)
+        visible = (ahead_TL >= 0)[None, None]
+        if chunks is not None:
+            uncovered = local_L >= chunks.uncovered_BGT[..., None]
             if self.config.local_memory == "window":
-                visible &= ahead_TL < self.config.local_window
+                near = (ahead_TL < self.config.local_window)[None, None]
+                # On a fixed grid the window alone decides, however short it is.
+                visible = visible & (near if self.config.grid is not None else near | uncovered)
             else:
-                # The query's own token stays readable even when it closes its stride.
-                open_from_T = (position_T + 1) // grid.stride_tokens * grid.stride_tokens
-                visible &= (local_L[None, :] >= open_from_T[:, None]) | (ahead_TL == 0)
-            visible = torch.cat([close_E[None, :] <= position_T[:, None], visible], dim=1)
+                # The query's own token stays readable even when it closes its chunk.
+                visible = visible & (uncovered | (ahead_TL == 0))
+            entries = chunks.close_BGE[:, :, None, :] <= position_T[:, None]
+            visible = torch.cat([entries, visible.expand(*entries.shape[:2], -1, -1)], dim=-1)
         mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-        return mask.masked_fill_(~visible, torch.finfo(dtype).min)[None, None]
+        mask = mask.masked_fill_(~visible, torch.finfo(dtype).min)
+        groups = mask.shape[1]
+        return mask if groups == 1 else mask.repeat_interleave(self.config.num_attention_heads // groups, dim=1)
 
 
 class CompressedQwen3ForCausalLM(CompressedQwen3PreTrainedModel, GenerationMixin):  # type: ignore[misc]
@@ -254,7 +284,7 @@ class CompressedQwen3ForCausalLM(CompressedQwen3PreTrainedModel, GenerationMixin
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
         # transformers would build a DynamicCache, which cannot hold entries.
-        if self.config.grid is not None and generation_config.use_cache is not False:
+        if self.config.compressed and generation_config.use_cache is not False:
             if generation_config.cache_implementation not in (None, "dynamic", "hybrid"):
                 raise ValueError(
                     f"cache_implementation={generation_config.cache_implementation!r} cannot hold a "

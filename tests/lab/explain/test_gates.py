@@ -99,7 +99,7 @@ def test_rolling_everything_equals_rolling_the_tokens_of_a_window(w8s8):
     model, _, _ = w8s8
     branch = gate_branches(model)[0].module
     windows = torch.randn(1, 3, 8, 64, generator=torch.Generator().manual_seed(0))
-    filled = torch.ones(3, 8, dtype=torch.bool)
+    filled = torch.ones(1, 3, 8, dtype=torch.bool)
     parameters = slot_parameters(gate_branches(model)[:1], payloads=True)
     with torch.no_grad(), changed(parameters, roll(3, 8)):
         rolled = branch(windows, filled)

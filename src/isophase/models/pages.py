@@ -1,0 +1,195 @@
+"""Ragged entries in pages: sequences of different lengths that grow without moving what is there.
+
+A *sequence* is one row and one group of KV heads: what closes chunks together. Its entries lie in pages, and
+its block table says in which. Reordering and repeating rows copy tables, not entries; a page that two
+sequences share is copied when one of them writes to it.
+
+Legend: B rows, G groups, K KV heads, J = K / G heads of a group, E entries, P entries of a page, N pages of a
+slab, M pages of the longest sequence, H head width.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+
+__all__ = ["PagedEntries"]
+
+
+class PagedEntries:
+    """Keys and values of closed entries.
+
+    Args:
+        page_entries: P, entries of one page.
+    """
+
+    def __init__(self, page_entries: int = 16) -> None:
+        self.page_entries = page_entries
+        self._slabs: list[tuple[torch.Tensor, torch.Tensor]] = []  # keys and values, each [N, J, P, H]
+        self._free: list[int] = []
+        self._shared = False  # whether two sequences may name one page
+        self._table_BGM = torch.empty(0, 0, 0, dtype=torch.long)
+        self.counts_BG = torch.empty(0, 0, dtype=torch.long)
+
+    @property
+    def pages(self) -> int:
+        """Pages in use."""
+        return sum(len(keys) for keys, _ in self._slabs) - len(self._free)
+
+    def append(
+        self, keys_BKEH: torch.Tensor, values_BKEH: torch.Tensor, filled_BGE: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Add entries behind those of each sequence.
+
+        Args:
+            keys_BKEH: keys of new entries, padded at the end of each sequence.
+            values_BKEH: their values.
+            filled_BGE: bool, which are no padding, [B or 1, G, E].
+
+        Returns:
+            Keys and values of all entries, each [B, K, E, H], padded to the longest sequence.
+        """
+        rows, heads = keys_BKEH.shape[:2]
+        groups, new = filled_BGE.shape[1:]
+        filled_BGE = filled_BGE.expand(rows, groups, new)
+        if not self.counts_BG.numel():
+            self.counts_BG = torch.zeros(rows, groups, dtype=torch.long, device=keys_BKEH.device)
+            self._table_BGM = self.counts_BG.new_zeros(rows, groups, 0)
+            empty = keys_BKEH.new_zeros(0, heads // groups, self.page_entries, keys_BKEH.shape[3])
+            self._slabs = [(empty, empty)]
+        place_BGE = self.counts_BG[..., None] + torch.arange(new, device=keys_BKEH.device)
+        after_BG = self.counts_BG + filled_BGE.sum(dim=-1)
+        if bool(filled_BGE.any()):
+            self._own_last_pages()
+            self._reserve(after_BG)
+            page_BGE = self._table_BGM.gather(
+                2, place_BGE.clamp(max=self._table_BGM.shape[2] * self.page_entries - 1) // self.page_entries
+            )
+            slot_BGE = place_BGE % self.page_entries
+            for first, (slab_keys, slab_values) in self._numbered():
+                here = filled_BGE & (page_BGE >= first) & (page_BGE < first + len(slab_keys))
+                page, slot = page_BGE[here] - first, slot_BGE[here]
+                for slab, states in ((slab_keys, keys_BKEH), (slab_values, values_BKEH)):
+                    by_entry = states.reshape(rows, groups, heads // groups, *states.shape[2:]).transpose(2, 3)
+                    slab[page, :, slot] = by_entry[here].detach()  # [B, G, E, J, H]
+        self.counts_BG = after_BG
+        return self.view()
+
+    def view(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values of all entries, each [B, K, E, H], padded to the longest sequence with anything."""
+        if not self._slabs:
+            return torch.empty(0), torch.empty(0)
+        longest = int(self.counts_BG.max())
+        used_BGM = self._table_BGM[..., : -(-longest // self.page_entries)]
+        out = []
+        for part in (0, 1):
+            if len(self._slabs) == 1:
+                pages = self._slabs[0][part][used_BGM]
+            else:
+                pages = self._slabs[0][part].new_zeros(*used_BGM.shape, *self._slabs[0][part].shape[1:])
+                for first, slab in self._numbered():
+                    here = (used_BGM >= first) & (used_BGM < first + len(slab[part]))
+                    pages[here] = slab[part][used_BGM[here] - first]
+            # [B, G, M, J, P, H] to [B, G * J, M * P, H]
+            out.append(pages.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :longest])
+        return out[0], out[1]
+
+    def truncate(self, counts_BG: torch.Tensor) -> None:
+        """Forget the newest entries of each sequence.
+
+        Args:
+            counts_BG: entries that each keeps, at most as many as it has.
+
+        Raises:
+            ValueError: if a sequence has fewer.
+        """
+        if bool((counts_BG > self.counts_BG).any()):
+            raise ValueError("a sequence cannot be truncated to more entries than it has")
+        self.counts_BG = counts_BG.clone()
+        self._table_BGM = self._table_BGM[..., : -(-int(counts_BG.max()) // self.page_entries)]
+        self._collect()
+
+    def select(self, rows: torch.Tensor) -> None:
+        """Keep, reorder or repeat rows: copies block tables, no entries."""
+        if not self.counts_BG.numel():
+            return
+        rows = rows.to(self.counts_BG.device)
+        self._shared |= len(set(rows.tolist())) < len(rows)
+        self.counts_BG = self.counts_BG.index_select(0, rows)
+        self._table_BGM = self._table_BGM.index_select(0, rows)
+        self._collect()
+
+    def stored_bytes(self) -> int:
+        """Bytes of all pages, those that wait for entries too, and of the tables."""
+        tensors = [self._table_BGM, self.counts_BG, *(part for slab in self._slabs for part in slab)]
+        return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
+
+    def _numbered(self) -> list[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
+        """Slabs with the number of their first page."""
+        firsts = [0]
+        for keys, _ in self._slabs:
+            firsts.append(firsts[-1] + len(keys))
+        return list(zip(firsts, self._slabs, strict=False))
+
+    def _held(self) -> torch.Tensor:
+        """Which places of the tables hold a page."""
+        places = torch.arange(self._table_BGM.shape[2], device=self._table_BGM.device)
+        needed_BG = -(-self.counts_BG // self.page_entries)
+        return places < needed_BG[..., None]
+
+    def _reserve(self, counts_BG: torch.Tensor) -> None:
+        """Give every sequence the pages that it needs for so many entries."""
+        needed_BG = -(-counts_BG // self.page_entries)
+        most = int(needed_BG.max())
+        held_BGM = self._held()
+        more = most - self._table_BGM.shape[2]
+        if more > 0:
+            self._table_BGM = torch.nn.functional.pad(self._table_BGM, (0, more))
+            held_BGM = torch.nn.functional.pad(held_BGM, (0, more))
+        places = torch.arange(self._table_BGM.shape[2], device=counts_BG.device)
+        missing_BGM = (places < needed_BG[..., None]) & ~held_BGM
+        wanted = int(missing_BGM.sum())
+        if wanted:
+            self._table_BGM[missing_BGM] = torch.tensor(self._take(wanted), device=counts_BG.device)
+
+    def _take(self, wanted: int) -> list[int]:
+        """Numbers of free pages; where they run out, a new slab: a quarter of all before, or what is wanted."""
+        if len(self._free) < wanted:
+            total = sum(len(keys) for keys, _ in self._slabs)
+            more = max(wanted - len(self._free), total // 4)
+            keys, _ = self._slabs[0]
+            new = tuple(keys.new_zeros(more, *keys.shape[1:]) for _ in "kv")
+            self._slabs = [*(slab for slab in self._slabs if len(slab[0])), (new[0], new[1])]
+            self._free += range(total, total + more)
+        taken, self._free = self._free[:wanted], self._free[wanted:]
+        return taken
+
+    def _collect(self) -> None:
+        """Free the pages that no table names any more."""
+        named = set(self._table_BGM[self._held()].tolist())
+        total = sum(len(keys) for keys, _ in self._slabs)
+        self._free = [page for page in range(total) if page not in named]
+
+    def _own_last_pages(self) -> None:
+        """Before writing: copy half-filled pages that another sequence names too."""
+        if not self._shared:
+            return
+        names = Counter(self._table_BGM[self._held()].tolist())
+        for row, group in (self.counts_BG % self.page_entries != 0).nonzero().tolist():
+            place = int(self.counts_BG[row, group]) // self.page_entries
+            page = int(self._table_BGM[row, group, place])
+            if names[page] > 1:
+                names[page] -= 1
+                (copy,) = self._take(1)
+                names[copy] = 1
+                for part in (0, 1):
+                    self._page(copy, part).copy_(self._page(page, part))
+                self._table_BGM[row, group, place] = copy
+        self._shared = max(names.values(), default=0) > 1
+
+    def _page(self, number: int, part: int) -> torch.Tensor:
+        for first, slab in self._numbered():
+            if number < first + len(slab[part]):
+                return slab[part][number - first]
+        raise AssertionError(number)

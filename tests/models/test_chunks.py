@@ -1,0 +1,314 @@
+"""Memories whose chunks follow the content or whose grids are staggered: against an oracle, and in any split."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from isophase.chunking.rules import FixedStride
+from isophase.models.chunks import rules_of
+from isophase.models.compat import cache_argument
+from isophase.models.config import CompressedQwen3Config
+from isophase.models.memory import CompressedCache
+from isophase.models.pages import PagedEntries
+from isophase.models.qwen3 import CompressedQwen3ForCausalLM
+
+VOCABULARY = 23
+DYNAMIC: dict[str, Any] = {"chunk_rule": "local_maximum", "chunk_radius": 2, "chunk_max_tokens": 7}
+FIXED: dict[str, Any] = {"compression_window": 6, "compression_stride": 6}
+MEMORIES: dict[str, dict[str, Any]] = {
+    "hash": DYNAMIC,
+    "hash by head": {**DYNAMIC, "chunk_groups": 2},
+    "ranks": {**DYNAMIC, "chunk_score": "ranks", "chunk_ranks": [0, 3, 0, 2, 1]},
+    "ranks without ties": {**DYNAMIC, "chunk_score": "ranks", "chunk_ranks": [0, 3, 0, 2, 1], "chunk_ties": False},
+    "overlap": {**DYNAMIC, "chunk_overlap": 2, "chunk_groups": 2},
+    "cosine": {**DYNAMIC, "chunk_score": "cosine"},
+    "shared slots": {**DYNAMIC, "slot_parameters": "shared", "gate": "vector", "chunk_groups": 4},
+    "tied, post-norm": {**DYNAMIC, "tied_key_value": True, "post_norm": True},
+    "staggered heads": {**FIXED, "grid_shift": "heads", "chunk_groups": 2},
+    "staggered layers": {**FIXED, "grid_shift": "layers"},
+    "staggered overlap": {"compression_window": 8, "compression_stride": 4, "grid_shift": "heads", "chunk_groups": 4},
+}
+memories = st.sampled_from(sorted(MEMORIES))
+
+
+def build(name: str) -> CompressedQwen3ForCausalLM:
+    with torch.random.fork_rng():
+        torch.manual_seed(3)
+        config = CompressedQwen3Config(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            head_dim=8,
+            local_window=3,
+            initializer_range=0.3,
+            embedding_range=1.0,
+            pad_token_id=0,
+            **MEMORIES[name],
+        )
+        model = CompressedQwen3ForCausalLM(config).eval()
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if key.endswith("gate_bias_WK"):
+                    parameter.normal_()
+    return model
+
+
+def text(rows: int, tokens: int, seed: int = 0) -> torch.Tensor:
+    return torch.randint(0, VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(seed))
+
+
+def read(model: CompressedQwen3ForCausalLM, ids: torch.Tensor, cuts: list[int]) -> tuple[torch.Tensor, CompressedCache]:
+    memory = CompressedCache(model.config)
+    edges = [0, *cuts, ids.shape[1]]
+    with torch.no_grad():
+        parts = [model(ids[:, a:b], **cache_argument(memory)).logits for a, b in pairwise(edges)]
+    return torch.cat(parts, dim=1), memory
+
+
+@settings(max_examples=60, deadline=None)
+@given(memories, st.integers(1, 3), st.integers(2, 45), st.data())
+def test_any_split_equals_one_shot(name: str, rows: int, tokens: int, data: st.DataObject) -> None:
+    model, ids = build(name), text(rows, tokens)
+    cuts = sorted(data.draw(st.sets(st.integers(1, tokens - 1), max_size=8)))
+    with torch.no_grad():
+        expected = model(ids, use_cache=False).logits
+    for split in ([], cuts, list(range(1, tokens)) if tokens < 25 else []):
+        logits, memory = read(model, ids, split)
+        torch.testing.assert_close(logits, expected, atol=5e-5, rtol=1e-4)
+        assert memory.get_seq_length() == tokens
+
+
+@settings(max_examples=20, deadline=None)
+@given(memories, st.integers(10, 40))
+def test_rows_do_not_depend_on_their_neighbours(name: str, tokens: int) -> None:
+    model, ids = build(name), text(3, tokens)
+    together, _ = read(model, ids, [tokens // 2])
+    for row in range(3):
+        alone, _ = read(model, ids[row : row + 1], [])
+        torch.testing.assert_close(together[row : row + 1], alone, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(MEMORIES))
+def test_logits_equal_a_slow_oracle(name: str) -> None:
+    model, ids = build(name), text(1, 26, seed=4)
+    with torch.no_grad():
+        found = model(ids, use_cache=False).logits[0]
+        torch.testing.assert_close(found, slow_logits(model, ids[0]), atol=5e-5, rtol=1e-4)
+
+
+def slow_logits(model: Any, ids_T: torch.Tensor) -> torch.Tensor:
+    """One query, one head, one entry at a time, from the descriptions of configuration and rules alone."""
+    config, backbone = model.config, model.model
+    hidden = backbone.embed_tokens(ids_T)
+    chunks = [[closed_chunks(rule, ids_T, hidden) for rule in groups] for groups in rules_of(config)]
+    for layer, own in zip(backbone.layers, chunks, strict=True):
+        hidden = hidden + slow_attention(layer.self_attn, layer.input_layernorm(hidden), own, config, backbone)
+        hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
+    return model.lm_head(backbone.norm(hidden))
+
+
+def closed_chunks(rule: Any, ids_T: torch.Tensor, hidden: torch.Tensor) -> list[tuple[int, int, int]]:
+    """(start, end, close) of every chunk, from the definition of a start."""
+    tokens = len(ids_T)
+    if isinstance(rule, FixedStride):
+        ahead = -1
+        found = [t for t in range(1, tokens + 1) if t % rule.stride_tokens == rule.shift_tokens % rule.stride_tokens]
+    else:
+        ahead = radius = rule.radius_tokens
+        scores = rule.score(ids_T[None], hidden[None], None)[0].tolist()
+        found, last = [], 0
+        for t in range(1, tokens - radius):
+            content = all(scores[t] > s for s in scores[max(0, t - radius) : t])
+            content = content and all(scores[t] >= s for s in scores[t + 1 : t + 1 + radius])
+            last = t if content else last
+            if content or (t - last) % rule.max_tokens == 0:
+                found.append(t)
+    return [(a, b, b + ahead) for a, b in pairwise([0, *found]) if b + ahead < tokens]
+
+
+def slow_entry(branch: Any, hidden: torch.Tensor, start: int, end: int, overlap: int, head: int) -> torch.Tensor:
+    width = branch.head_width
+    scores, payloads = [], []
+    for token in range(max(0, start - overlap), end):
+        slot = token - start + overlap
+        group = 0 if branch.groups == 1 else slot
+        payloads.append(hidden[token] @ branch.payload_WDC[group][:, head * width : (head + 1) * width])
+        each = branch.gate_WDK.shape[-1] // branch.heads
+        gate = hidden[token] @ branch.gate_WDK[group][:, head * each : (head + 1) * each]
+        scores.append(gate + branch.gate_bias_WK[slot, head * each : (head + 1) * each])
+    weights = torch.softmax(torch.stack(scores), dim=0)
+    entry = (weights * torch.stack(payloads)).sum(dim=0)
+    return entry if branch.post_norm is None else branch.post_norm(entry)
+
+
+def slow_attention(attn: Any, hidden: torch.Tensor, chunks: Any, config: Any, backbone: Any) -> torch.Tensor:
+    from isophase.models.attention import rotate
+
+    H, heads = config.head_dim, config.num_key_value_heads
+    fixed = config.chunk_rule == "fixed"
+
+    def turned(state: torch.Tensor, position: int) -> torch.Tensor:
+        return rotate(state[None, None, None], backbone.rotary_emb(hidden[None], torch.tensor([position])))[0, 0, 0]
+
+    out = []
+    for t in range(len(hidden)):
+        by_head = []
+        for head in range(heads):
+            rows = slice(head * H, (head + 1) * H)
+            query = turned(attn.q_norm(attn.q_proj.weight[rows] @ hidden[t]), t)
+            keys, values, covered = [], [], 0
+            for start, end, close in chunks[head * len(chunks) // heads]:
+                if close > t:
+                    continue
+                covered = end
+                key = slow_entry(attn.compressor.keys, hidden, start, end, config.overlap_tokens, head)
+                keys.append(turned(attn.k_norm(key), start))
+                branch = attn.compressor.values
+                values.append(
+                    key if branch is None else slow_entry(branch, hidden, start, end, config.overlap_tokens, head)
+                )
+            for s in range(t + 1):
+                if t - s < config.local_window or (s >= covered and not fixed):
+                    keys.append(turned(attn.k_norm(attn.k_proj.weight[rows] @ hidden[s]), s))
+                    values.append(attn.v_proj.weight[rows] @ hidden[s])
+            weights = torch.softmax(torch.stack([query @ k for k in keys]) * H**-0.5, dim=0)
+            by_head.append(sum(w * v for w, v in zip(weights, values, strict=True)))
+        out.append(attn.o_proj.weight @ torch.cat(by_head))
+    return torch.stack(out)
+
+
+@pytest.mark.parametrize("name", sorted(MEMORIES))
+def test_reorder_repeat_and_select_keep_every_row_its_own(name: str) -> None:
+    model, ids = build(name), text(3, 40)
+    rows = torch.tensor([2, 0, 0])
+    with torch.no_grad():
+        expected = model(torch.cat([ids[rows][:, :20], text(3, 20, seed=9)], dim=1), use_cache=False).logits[:, 20:]
+        for change in ("reorder_cache", "batch_select_indices"):
+            _, memory = read(model, ids[:, :20], [7])
+            getattr(memory, change)(rows)
+            found = [model(part, **cache_argument(memory)).logits for part in text(3, 20, seed=9).split(3, dim=1)]
+            torch.testing.assert_close(torch.cat(found, dim=1), expected, atol=5e-5, rtol=1e-4)
+        _, memory = read(model, ids[:1, :20], [])
+        memory.batch_repeat_interleave(3)
+        found = [model(part, **cache_argument(memory)).logits for part in text(3, 20, seed=9).split(1, dim=1)]
+        repeated = torch.cat([ids[:1, :20].expand(3, -1), text(3, 20, seed=9)], dim=1)
+        expected = model(repeated, use_cache=False).logits[:, 20:]
+        torch.testing.assert_close(torch.cat(found, dim=1), expected, atol=5e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", sorted(MEMORIES))
+@pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}])
+def test_generate_with_the_memory_equals_without(name: str, how: dict[str, Any]) -> None:
+    model, ids = build(name), text(2, 19)
+    found = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        mask = torch.ones_like(ids)
+        settings = {"max_new_tokens": 12, "use_cache": use_cache, "eos_token_id": None, **how}
+        found.append(model.generate(ids, attention_mask=mask, **settings))
+    assert torch.equal(found[0], found[1])
+
+
+@pytest.mark.parametrize("name", ["hash by head", "staggered heads"])
+def test_save_and_load(name: str, tmp_path) -> None:
+    model, ids = build(name), text(2, 30)
+    model.save_pretrained(tmp_path)
+    back = CompressedQwen3ForCausalLM.from_pretrained(tmp_path).eval()
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, back(ids).logits)
+
+
+def test_staggered_grids_put_no_token_at_every_boundary() -> None:
+    ids = text(1, 48)
+    for name in ("staggered heads", "staggered layers"):
+        rules = rules_of(build(name).config)
+        edges = {
+            rule: {end - 1 for _, end, _ in closed_chunks(rule, ids[0], torch.empty(48, 1))}
+            for groups in rules
+            for rule in groups
+        }
+        assert len(edges) == 2
+        assert not set.intersection(*edges.values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 7), min_size=4, max_size=4), min_size=1, max_size=12), st.integers(1, 5))
+def test_pages_hold_what_lists_would(steps: list[list[int]], page: int) -> None:
+    """Two rows, two groups of one head each; every step appends so many entries to each of the four."""
+    paged, lists = PagedEntries(page), [[] for _ in range(4)]
+    generator = torch.Generator().manual_seed(0)
+    for number, step in enumerate(steps):
+        counts = torch.tensor(step).view(2, 2)
+        most = int(counts.max())
+        keys = torch.randn(2, 2, most, 3, generator=generator)
+        filled = torch.arange(most) < counts[..., None]
+        for place in range(4):
+            lists[place] += list(keys[place // 2, place % 2, : step[place]])
+        found, values = paged.append(keys, -keys, filled)
+        check(found, values, lists)
+        if number % 4 == 1:
+            rows = torch.tensor([1, 1] if number % 8 == 1 else [1, 0])
+            paged.select(rows)
+            lists = [list(lists[2 * int(row) + group]) for row in rows for group in range(2)]
+            check(*paged.view(), lists)
+        if number % 4 == 3:
+            shorter = [len(held) // 2 for held in lists]
+            paged.truncate(torch.tensor(shorter).view(2, 2))
+            lists = [held[:count] for held, count in zip(lists, shorter, strict=True)]
+            check(*paged.view(), lists)
+    assert paged.counts_BG.flatten().tolist() == [len(held) for held in lists]
+
+
+def check(keys: torch.Tensor, values: torch.Tensor, lists: list[list[torch.Tensor]]) -> None:
+    assert keys.shape[2] == values.shape[2] == max(len(held) for held in lists)
+    for place, held in enumerate(lists):
+        if held:
+            expected = torch.stack(held)
+            assert torch.equal(keys[place // 2, place % 2, : len(held)], expected)
+            assert torch.equal(values[place // 2, place % 2, : len(held)], -expected)
+
+
+def test_growing_pages_leaves_old_ones_where_they_are() -> None:
+    paged = PagedEntries(4)
+    one = torch.randn(1, 1, 1, 8)
+    paged.append(one, one, torch.ones(1, 1, 1, dtype=torch.bool))
+    first = paged._slabs[0][0].data_ptr()
+    for _ in range(100):
+        paged.append(one, one, torch.ones(1, 1, 1, dtype=torch.bool))
+    assert paged._slabs[0][0].data_ptr() == first
+    assert paged.pages == 26
+    with pytest.raises(ValueError, match="more entries than it has"):
+        paged.truncate(torch.tensor([[102]]))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"chunk_rule": "surprise"}, "chunk_rule"),
+        ({**FIXED, **DYNAMIC}, "places its own chunks"),
+        ({**DYNAMIC, "chunk_groups": 3}, "chunk_groups=3"),
+        ({**DYNAMIC, "chunk_radius": 7}, "chunk_radius=7"),
+        ({**DYNAMIC, "chunk_score": "ranks"}, "chunk_ranks"),
+        ({**DYNAMIC, "slot_parameters": "series"}, "fixed grid"),
+        ({**DYNAMIC, "grid_shift": "heads"}, "grid_shift"),
+        ({**FIXED, "grid_shift": "heads"}, "chunk_groups"),
+    ],
+)
+def test_impossible_settings_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        CompressedQwen3Config(num_key_value_heads=4, **change)
+
+
+def test_embeddings_alone_cannot_be_cut_by_token_ids() -> None:
+    model = build("hash")
+    with pytest.raises(ValueError, match="give input_ids"):
+        model(inputs_embeds=torch.randn(1, 5, 16))

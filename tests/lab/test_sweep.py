@@ -120,7 +120,7 @@ def test_a_sweep_is_run_skipped_and_told(write_sweep, tmp_path: Path) -> None:
     assert [row["stride_tokens"] for row in table["rows"]] == [None, 4]
     assert [row["seed"] for row in table["rows"]] == [5, 1]
     assert (table["missing"], table["failed"]) == ([], {})
-    assert written["table.md"].decode().splitlines()[3].startswith("| w4s4-seed1 | 4/4 | 1 | ")
+    assert written["table.md"].decode().splitlines()[3].startswith("| w4s4-seed1 | 4/4 | 4.00 + 4.0 | 1 | ")
     html = written["index.html"].decode()
     assert html.count("<section>") == 2
     assert "http" not in html.replace("http-equiv", "")

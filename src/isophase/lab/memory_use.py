@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -11,54 +11,58 @@ from isophase.models.chunks import ChunkReader
 from isophase.models.config import CompressedQwen3Config
 from isophase.probes.prompt import Prompt
 
+Embed = Callable[[torch.Tensor], torch.Tensor]
+
 
 class MemoryUse(BaseModel):
     """Mean over prompts, at their last token, over layers and KV heads."""
 
     model_config = ConfigDict(frozen=True)
 
-    tokens_per_entry: float | None = Field(description="tokens that visible entries cover, per entry; null: none")
+    tokens_per_entry: float | None = Field(description="tokens that visible entries stand for, per entry; null: none")
     exact_tokens: float = Field(description="exact tokens that the last token reads, its own included")
-    parameters: int
 
 
-def memory_use(model: torch.nn.Module, prompts: Iterable[Prompt]) -> MemoryUse:
-    """Count entries and exact tokens of a model of ours.
+def memory_use(config: CompressedQwen3Config, prompts: Iterable[Prompt], embed: Embed | None = None) -> MemoryUse:
+    """Count entries and exact tokens.
 
     Args:
-        model: a `CompressedQwen3ForCausalLM`.
+        config: of the model.
         prompts: what it reads.
+        embed: its token embeddings; only rules that read states need them.
 
     Raises:
-        TypeError: for a model of another kind.
+        ValueError: where the rule needs embeddings and there are none.
     """
-    config = model.config
-    if not isinstance(config, CompressedQwen3Config):
-        raise TypeError(f"the memory of a {type(config).__name__} cannot be counted")
-    parameters = sum(p.numel() for p in model.parameters())
     covered = entries = exact = 0.0
     count = 0
+    reader = ChunkReader(config) if config.compressed else None
     for prompt in prompts:
         ids = torch.from_numpy(prompt.ids).long()[None]
         count += 1
-        if not config.compressed:
+        if reader is None:
             exact += ids.shape[1]
             continue
         with torch.no_grad():
-            layers, _ = ChunkReader(config).read(ids, model.get_input_embeddings()(ids), None)
+            layers, _ = reader.read(ids, None if embed is None else embed(ids), None)
         last = ids.shape[1] - 1
         for chunks in layers:
             for group, layout in enumerate(chunks.layouts):
                 share = 1 / (len(layers) * len(chunks.layouts))
-                seen = layout.close_BE[0] <= last
-                entries += share * float(seen.sum())
-                covered += share * float(layout.length_BE[0][seen].sum())
-                uncovered = last + 1 - int(chunks.uncovered_BGT[0, group, last])
-                fixed = config.chunk_rule == "fixed" and config.local_memory == "window"
-                near = config.local_window if config.local_memory == "window" else 1
-                exact += share * (near if fixed else max(near, uncovered))
+                seen_E = layout.close_BE[0] <= last
+                entries += share * float(seen_E.sum())
+                covered += share * float(layout.length_BE[0][seen_E].sum())
+                exact += share * _exact(config, last + 1 - int(chunks.uncovered_BGT[0, group, last]), last + 1)
     return MemoryUse(
         tokens_per_entry=round(covered / entries, 3) if entries else None,
         exact_tokens=round(exact / max(count, 1), 3),
-        parameters=parameters,
     )
+
+
+def _exact(config: CompressedQwen3Config, uncovered: int, length: int) -> int:
+    """Exact tokens that the last of `length` tokens reads, of which no entry covers the last `uncovered`."""
+    near = min(config.local_window, length)
+    if config.local_memory == "tail":
+        return max(uncovered, 1)
+    # On a fixed grid the local window alone decides.
+    return near if config.chunk_rule == "fixed" else max(near, uncovered)

@@ -12,12 +12,20 @@ from typing import Any
 from jinja2 import Environment
 from markupsafe import Markup
 from pydantic import BaseModel, ConfigDict, Field
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from isophase.atomic import write_atomically
 from isophase.audit.report.svg import Plot, nice_ticks
 from isophase.audit.schema import Interval, Report
+from isophase.audit.store import read_plan
+from isophase.lab.memory_use import MemoryUse, memory_use
 from isophase.lab.sweep import Run, Sweep, is_finished
 from isophase.models.bundled import TrainingRecord
+from isophase.models.config import CompressedQwen3Config
+from isophase.probes import build_probe
+from isophase.targets.huggingface import HuggingFaceTokenizer
+
+_COUNTED_PROMPTS = 48
 
 
 class Row(BaseModel):
@@ -29,6 +37,9 @@ class Row(BaseModel):
     seed: int
     window_tokens: int | None = Field(description="null: full attention")
     stride_tokens: int | None
+    memory: str = Field(description="how the cache is cut, in words")
+    tokens_per_entry: float | None = Field(description="measured on the audit's prompts; null: no entries, or unknown")
+    exact_tokens: float | None = Field(description="that the answering token reads; null: unknown")
     kv_heads: int
     parameters: int
     steps: int
@@ -80,11 +91,15 @@ def _row(run: Run, out: Path) -> Row:
     record = TrainingRecord.model_validate_json((folder / "model" / "training.json").read_text(encoding="utf-8"))
     report = Report.model_validate_json((folder / "audit" / "report.json").read_text(encoding="utf-8"))
     worst = report.worst_phase
+    use = _memory_use(folder)
     return Row(
         run=run.name,
         seed=record.seed,
         window_tokens=record.window_tokens,
         stride_tokens=record.stride_tokens,
+        memory=memory_name(run.recipe.model, record),
+        tokens_per_entry=None if use is None else use.tokens_per_entry,
+        exact_tokens=None if use is None else use.exact_tokens,
         kv_heads=record.kv_heads,
         parameters=record.parameters,
         steps=record.steps,
@@ -105,19 +120,60 @@ def _row(run: Run, out: Path) -> Row:
     )
 
 
-HEADINGS = ("run", "W/S", "seed", "loss", "mean", "worst", "gap, points", "period", "verdict")
+def memory_name(model: dict[str, Any], record: TrainingRecord) -> str:
+    """How a recipe's model cuts its cache: `full`, `8/8`, `8/8, shifted by heads`, `local_maximum of hash`."""
+    rule = model.get("chunk_rule", "fixed")
+    if rule != "fixed":
+        return f"{rule} of {model.get('chunk_score', 'hash')}"
+    if record.stride_tokens is None:
+        return "full"
+    shift = model.get("grid_shift", "none")
+    return f"{record.window_tokens}/{record.stride_tokens}" + ("" if shift == "none" else f", shifted by {shift}")
+
+
+def _memory_use(folder: Path) -> MemoryUse | None:
+    """Count the memory of a run on some of its audit's prompts; None for models of another kind."""
+    config = AutoConfig.from_pretrained(folder / "model")
+    if not isinstance(config, CompressedQwen3Config):
+        return None
+    embed = None
+    if config.chunk_rule != "fixed" and config.chunk_score == "cosine":
+        embed = AutoModelForCausalLM.from_pretrained(folder / "model").get_input_embeddings()
+    probe = build_probe(
+        read_plan(folder / "audit").parts[0].probe,
+        HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder / "model")),
+    )
+    step = max(1, len(probe) // _COUNTED_PROMPTS)
+    return memory_use(config, (probe.prompt(row) for row in range(0, len(probe), step)), embed)
+
+
+HEADINGS = (
+    "run",
+    "memory",
+    "tokens per entry + exact",
+    "seed",
+    "loss",
+    "mean",
+    "worst",
+    "gap, points",
+    "period",
+    "verdict",
+)
 
 
 def cells(row: Row) -> list[str]:
     """One row of the table, as text."""
-    grid = "full" if row.stride_tokens is None else f"{row.window_tokens}/{row.stride_tokens}"
+    cost = "n/a" if row.exact_tokens is None else f"{row.exact_tokens:.1f}"
+    if row.tokens_per_entry is not None:
+        cost = f"{row.tokens_per_entry:.2f} + {cost}"
     loss = row.final_loss if row.validation_loss is None else row.validation_loss
     worst = "n/a"
     if row.worst is not None and row.worst_interval is not None:
         worst = f"{row.worst:.3f} ({row.worst_interval[0]:.3f} to {row.worst_interval[1]:.3f})"
     return [
         row.run,
-        grid,
+        row.memory,
+        cost,
         str(row.seed),
         f"{loss:.4f}",
         f"{row.mean:.3f} ({row.mean_interval[0]:.3f} to {row.mean_interval[1]:.3f})",
@@ -136,7 +192,8 @@ def markdown(rows: list[Row]) -> str:
         table
         + "\nLoss: on text that is held out, where the recipe has such, else of the last training steps. Mean and "
         "worst: accuracy over all phases and at the worst one. Gap: best minus worst, cross-fitted. Intervals: 95 %. "
-        "Period: found by a scan that is not told the stride.\n"
+        "Period: found by a scan that is not told the stride. Tokens per entry + exact: what the memory holds when the "
+        "answer is asked for.\n"
     )
 
 

@@ -128,13 +128,13 @@ class ChunkReader:
         self._layers = [tuple(self._rules.index(rule) for rule in groups) for groups in by_layer]
 
     def read(
-        self, ids_BT: torch.Tensor, hidden_BTD: torch.Tensor, state: ChunkState | None
+        self, ids_BT: torch.Tensor, hidden_BTD: torch.Tensor | None, state: ChunkState | None
     ) -> tuple[list[LayerChunks], ChunkState]:
         """Find boundaries.
 
         Args:
             ids_BT: new tokens.
-            hidden_BTD: their embeddings, for scores that read states.
+            hidden_BTD: their embeddings; only scores that read states need them.
             state: what the previous call returned; None at the start of a text.
 
         Returns:
@@ -145,7 +145,8 @@ class ChunkReader:
             # A fixed stride looks at no token, so one row stands for all.
             rows = slice(0, 1) if isinstance(rule, FixedStride) else slice(None)
             before = state.rules[number] if state is not None else RuleState()
-            flags, after = rule.starts(ids_BT[rows], hidden_BTD[rows], before)
+            hidden = None if hidden_BTD is None else hidden_BTD[rows]
+            flags, after = rule.starts(ids_BT[rows], hidden, before)
             zero = torch.zeros(len(flags), dtype=torch.long, device=flags.device)
             opened, count = (state.open_starts[number], state.counts[number]) if state is not None else (zero, zero)
             layout, still_open = ChunkLayout.from_flags(flags, rule.lookahead_tokens, before.tokens, opened)

@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "prefill": {"chunking"},
     "retrieval": {"chunking"},
     "probes": set(),
-    "targets": {"probes", "models"},
+    "targets": {"probes", "models", "cache"},
     "audit": {"probes", "targets", "statistics"},
 }
 ALLOWED["lab"] = ALLOWED["mitigate"] = set(ALLOWED)
@@ -35,7 +35,7 @@ ALLOWED["cli"] = {*ALLOWED, "lab", "mitigate"}
 # Parts that must load where torch is not installed.
 WITHOUT_TORCH = {"statistics", "probes", "audit", "cli"}
 # Files of `targets` that are loaded only for a model in this process.
-NEEDS_TORCH = {"targets/huggingface.py", "targets/bundled.py"}
+NEEDS_TORCH = {"targets/huggingface.py", "targets/compressed.py", "targets/bundled.py"}
 HEAVY = {"torch", "transformers", "safetensors", "accelerate", "gguf"}
 
 

@@ -201,13 +201,13 @@ def test_a_grid_moves_with_the_text_and_content_does_not(make_model, random_ids)
     """Chunks by content hold the same tokens wherever the text stands; their kept places move with it."""
     model, ids = make_model("llama", layers=2), random_ids(90)
     cache = compress(model, METHODS["dynamic"])
-    cache._tokens.pending_BT = None
+    cache.tokens.pending_BT = None
     read(model, ids, cache)
-    chunks = cache._tokens.chunk_BL(90)
+    chunks = cache.tokens.chunk_BL(90)
     assert chunks is not None
     moved = compress(model, METHODS["dynamic"])
     read(model, torch.cat([random_ids(7, seed=3), ids], dim=1), moved)
-    moved_chunks = moved._tokens.chunk_BL(97)
+    moved_chunks = moved.tokens.chunk_BL(97)
     assert moved_chunks is not None
     starts, moved_starts = (c.diff(dim=1).bool()[0].nonzero()[:, 0].tolist() for c in (chunks, moved_chunks))
     inside = [s for s in starts if 5 <= s < 80]

@@ -8,6 +8,7 @@ from isophase.cache.layers import CompressedCache, Kept
 from isophase.cache.merged import MergedChunks
 from isophase.cache.method import Method
 from isophase.cache.picture import draw_kept
+from isophase.cache.record import Record, compressed
 from isophase.cache.scene import Entries, Scene
 from isophase.cache.snapkv import SnapKV
 from isophase.cache.streaming import StreamingLLM
@@ -24,11 +25,13 @@ __all__ = [
     "MergedChunks",
     "Method",
     "OpenCache",
+    "Record",
     "Scene",
     "SnapKV",
     "StreamingLLM",
     "VotedChunkKV",
     "compress",
+    "compressed",
     "delimiter_rule",
     "draw_kept",
     "hash_rule",

@@ -35,7 +35,7 @@ class OpenCache(CompressedCache):
 
     def listen(self, embedding: torch.nn.Module) -> None:
         """Read the ids that the model embeds."""
-        tokens = weakref.ref(self._tokens)
+        tokens = weakref.ref(self.tokens)
 
         def read(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             stream, ids = tokens(), args[0] if args else kwargs.get("input")

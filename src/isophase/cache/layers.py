@@ -30,6 +30,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
     is_croppable = False
     keys: Any  # [B, K, E, D]; None before the first tokens
     values: Any
+    device: Any
 
     def __init__(self, method: Method, tokens: Tokens, ordinal: int, compressed_layers: int) -> None:
         super().__init__()
@@ -42,6 +43,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
     def _forget(self) -> None:
         self.cumulative_length = 0
         self.compressed_at = 0
+        self.extra: dict[str, Any] = {}  # of the last attention call: scaling, softcap, sinks
         self.positions_BKP: torch.Tensor | None = None  # int32; -1 for an empty place
         self.counts_BKP: torch.Tensor | None = None  # float32; only where entries were merged
         self.recent_BHWD: torch.Tensor | None = None  # only where decoding compresses
@@ -151,17 +153,34 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         """As `AttentionUser.attended`: compress after every part of a prompt, and while decoding at the interval."""
         every = self.method.every_tokens
         new = query_BHTD.shape[2]
+        self.extra = {name: extra.get(name) for name in ("scaling", "softcap", "s_aux")}
         due = new > 1 or (every is not None and self.cumulative_length - self.compressed_at >= every)
-        if not due and every is None:
+        keeps_queries = every is not None or self.method.records
+        if not due and not keeps_queries:
             return
         rows, logical = query_BHTD.shape[0], self.cumulative_length
         if self.ordinal == 0 and (due or mask is not None):
             self.tokens.observe(mask, rows, logical)
         queries, positions = self._voters(query_BHTD)
-        if every is not None:
+        if keeps_queries:
             self.recent_BHWD, self.recent_positions_BW = queries, positions
-        if due:
-            self._compress(queries, positions, extra)
+        if due and self.method.compresses:
+            self._compress(queries, positions)
+
+    def adopt(self, other: CompressedLayer) -> None:
+        """Take over what a recording layer has read, and compress it."""
+        self.keys, self.values = other.keys, other.values
+        self.device, self.dtype, self.is_initialized = other.device, other.keys.dtype, other.is_initialized
+        self.cumulative_length, self.extra = other.cumulative_length, other.extra
+        queries, positions = other.recent_BHWD, other.recent_positions_BW
+        assert queries is not None, "nothing was recorded"
+        assert positions is not None
+        window = self.method.window_tokens
+        queries, positions = queries[:, :, -window:], positions[:, -window:]
+        if self.method.every_tokens is not None:
+            self.recent_BHWD, self.recent_positions_BW = queries, positions
+        if self.method.compresses:
+            self._compress(queries, positions)
 
     # How it compresses.
 
@@ -192,7 +211,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
             real = torch.nn.functional.pad(real, (0, self.cumulative_length - real.shape[1]), value=True)
         return real
 
-    def _compress(self, queries: torch.Tensor, query_positions: torch.Tensor, extra: dict[str, Any]) -> None:
+    def _compress(self, queries: torch.Tensor, query_positions: torch.Tensor) -> None:
         method, rows, logical = self.method, self.keys.shape[0], self.cumulative_length
         real = self._real()
         tokens_B = [logical] * rows if real is None else real.sum(1).tolist()
@@ -210,9 +229,9 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
                 entries=entries,
                 queries_BHWD=queries,
                 query_positions_BW=query_positions,
-                scaling=float(extra.get("scaling") or self.keys.shape[-1] ** -0.5),
-                softcap=extra.get("softcap"),
-                sinks_H=extra.get("s_aux"),
+                scaling=float(self.extra.get("scaling") or self.keys.shape[-1] ** -0.5),
+                softcap=self.extra.get("softcap"),
+                sinks_H=self.extra.get("s_aux"),
                 budget_B=torch.tensor(budgets, device=device),
                 window_B=torch.tensor([method.window(n) for n in budgets], device=device),
                 index_BL=self.tokens.index_BL(rows, logical, device),
@@ -275,7 +294,7 @@ class CompressedCache(Cache):  # type: ignore[misc]
         super().__init__(layers=layers)
         self.method = method
         self._configs = list(configs)
-        self._tokens = tokens
+        self.tokens = tokens
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -283,7 +302,7 @@ class CompressedCache(Cache):  # type: ignore[misc]
         """As `Cache.update`; the attention call that follows is the compressed layer's."""
         held: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
         layer = self.layers[layer_idx]
-        if isinstance(layer, CompressedLayer) and self.method.compresses:
+        if isinstance(layer, CompressedLayer) and (self.method.compresses or self.method.records):
             arm(self._configs[layer_idx], layer)
         return held
 
@@ -291,22 +310,22 @@ class CompressedCache(Cache):  # type: ignore[misc]
         """Forget everything: the next text is read as by a new cache."""
         disarm()
         super().reset()
-        self._tokens.reset()
+        self.tokens.reset()
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorder rows for beam search."""
         super().reorder_cache(beam_idx)
-        self._tokens.select(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
+        self.tokens.select(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
 
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         """Keep only the rows `indices`."""
         super().batch_select_indices(indices)
-        self._tokens.select(lambda tensor: tensor[indices])
+        self.tokens.select(lambda tensor: tensor[indices])
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         """Repeat every row `repeats` times."""
         super().batch_repeat_interleave(repeats)
-        self._tokens.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
+        self.tokens.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
 
     def compressed_layers(self) -> list[tuple[int, CompressedLayer]]:
         """The compressed layers that have read something, with their numbers in the model."""

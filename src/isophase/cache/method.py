@@ -74,6 +74,11 @@ class Method:
         return True
 
     @property
+    def records(self) -> bool:
+        """Whether the newest queries are kept for compression later."""
+        return False
+
+    @property
     def needs_votes(self) -> bool:
         """Whether queries are read."""
         return True

@@ -33,6 +33,7 @@ def audit(
     style: opt.Style = "auto",
     margin: opt.Margin = 0.02,
     gguf: opt.Gguf = None,
+    cache: opt.Cache = None,
     server: opt.Server = "auto",
     tokenizer: opt.TokenizerOption = None,
     concurrency: opt.Concurrency = 16,
@@ -55,7 +56,7 @@ def audit(
         targets, stride = ["planted:period=8,amplitude=.15,accuracy=.75,noise=.1,trend=.2"], "scan"
         control = "planted:amplitude=0,accuracy=.75,noise=.1,trend=.2"
     settings = opt.audit_settings(
-        targets, control, probe, stride, items, records, length, window, seed,
+        opt.with_caches(targets, cache), control, probe, stride, items, records, length, window, seed,
         demonstrations, key_tokens, value_tokens, style, margin, gguf, server, tokenizer,
     )  # fmt: skip
     open_target = opt.opener(gguf, opt.server_options(server, tokenizer, concurrency, timeout))

@@ -68,6 +68,15 @@ TokenizerOption = Annotated[
     ),
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds that one request to a server may take.")]
+Cache = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cache",
+        help="Let hf: targets answer from a compressed cache: full, streaming, snapkv, chunkkv, voted, dynamic or "
+        "merged with settings, such as 'chunkkv(budget=128)'. Repeat it to compare.",
+        show_default=False,
+    ),
+]
 Gguf = Annotated[str | None, typer.Option(help="GGUF file inside an hf: folder.")]
 Out = Annotated[
     Path | None,
@@ -77,6 +86,23 @@ Json = Annotated[
     Path | None,
     typer.Option("--json", help="Also write the result as JSON to this file; - for standard output."),
 ]
+
+
+def with_caches(targets: list[str] | None, caches: list[str] | None) -> list[str] | None:
+    """Every hf: target once for each method, in its place; others as they are.
+
+    Raises:
+        IsophaseError: if a cache is asked for and there is no hf: target.
+    """
+    if not caches:
+        return targets
+    if not any(spec.startswith("hf:") for spec in targets or []):
+        raise IsophaseError("--cache compresses hf: targets, and none is given.", "Give hf:PATH_OR_ID.")
+    return [
+        spec if method is None else f"{spec}|{method}"
+        for spec in targets or []
+        for method in (caches if spec.startswith("hf:") else [None])
+    ]
 
 
 def audit_settings(

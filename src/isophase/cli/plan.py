@@ -24,6 +24,7 @@ def plan(
     style: opt.Style = "auto",
     margin: opt.Margin = 0.02,
     gguf: opt.Gguf = None,
+    cache: opt.Cache = None,
     server: opt.Server = "auto",
     tokenizer: opt.TokenizerOption = None,
     concurrency: opt.Concurrency = 16,
@@ -32,7 +33,7 @@ def plan(
 ) -> None:
     """Residues covered, prompts, tokens, detectable amplitude. Asks the model nothing."""
     settings = opt.audit_settings(
-        targets, control, probe, stride, items, records, length, window, seed,
+        opt.with_caches(targets, cache), control, probe, stride, items, records, length, window, seed,
         demonstrations, key_tokens, value_tokens, style, margin, gguf, server, tokenizer,
     )  # fmt: skip
     open_target = opt.opener(gguf, opt.server_options(server, tokenizer, concurrency, timeout))

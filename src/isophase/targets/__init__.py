@@ -33,8 +33,9 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
     """Open a target by its spec.
 
     Args:
-        spec: `isophase:NAME` (a bundled model), `hf:PATH_OR_ID` (any transformers causal language
-            model), `http://HOST:PORT/v1#MODEL` (a server) or `planted:...` (a fake model with a known effect).
+        spec: `isophase:NAME` (a bundled model), `hf:PATH_OR_ID` (any transformers causal language model),
+            `hf:PATH_OR_ID|METHOD` (one that answers from a compressed cache), `http://HOST:PORT/v1#MODEL` (a
+            server) or `planted:...` (a fake model with a known effect).
         gguf_file: GGUF file inside the folder of an `hf:` spec.
         server: how to treat a server; None: as it suits the server.
 
@@ -69,6 +70,11 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
         from isophase.targets.bundled import open_bundled
 
         return open_bundled(rest)
+    path, bar, cache = rest.partition("|")
+    if bar:
+        from isophase.targets.compressed import CompressedTarget
+
+        return CompressedTarget(path, cache=cache, gguf_file=gguf_file)
     from isophase.targets.huggingface import HuggingFaceTarget
 
     return HuggingFaceTarget(rest, gguf_file=gguf_file)

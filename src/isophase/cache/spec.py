@@ -1,0 +1,114 @@
+"""Methods written as text: `chunkkv(budget=128, chunk_tokens=10)`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from typing import Any
+
+from isophase.cache.chunkkv import ChunkKV
+from isophase.cache.dynamic import DynamicChunkKV, delimiter_rule, hash_rule
+from isophase.cache.full import Full
+from isophase.cache.merged import MergedChunks
+from isophase.cache.method import Method
+from isophase.cache.snapkv import SnapKV
+from isophase.cache.streaming import StreamingLLM
+from isophase.cache.voted import VotedChunkKV
+from isophase.errors import IsophaseError
+
+METHODS: dict[str, type[Method]] = {
+    "full": Full,
+    "streaming": StreamingLLM,
+    "snapkv": SnapKV,
+    "chunkkv": ChunkKV,
+    "voted": VotedChunkKV,
+    "dynamic": DynamicChunkKV,
+    "merged": MergedChunks,
+}
+RULES = ("delimiters", "hash")
+_RULE_SETTINGS = ("radius_tokens", "max_tokens")
+
+
+def parse_method(spec: str, decode: Callable[[list[int]], str], vocabulary: int) -> Method:
+    """Make a method from text.
+
+    Args:
+        spec: a name, or a call with keywords: `full`, `snapkv(budget=128)`,
+            `dynamic(ratio=.1, rule='delimiters', radius_tokens=4)`. Rules may stand without quotes.
+        decode: text of token ids, for the rule `delimiters`.
+        vocabulary: number of token ids.
+
+    Returns:
+        The method.
+
+    Raises:
+        IsophaseError: for an unknown name, an unknown setting, or a value out of range.
+    """
+    name, settings = _read(spec)
+    kind = METHODS.get(name)
+    if kind is None:
+        raise IsophaseError(f"cache method {name!r} is unknown.", f"Give one of {', '.join(METHODS)}.")
+    if kind is DynamicChunkKV:
+        rule = settings.pop("rule", "delimiters")
+        sizes = {key: settings.pop(key) for key in _RULE_SETTINGS if key in settings}
+        if rule not in RULES:
+            raise IsophaseError(f"rule {rule!r} of {spec!r} is unknown.", f"Give one of {', '.join(RULES)}.")
+        try:
+            made = delimiter_rule(decode, vocabulary, **sizes) if rule == "delimiters" else hash_rule(**sizes)
+        except (TypeError, ValueError) as error:
+            raise IsophaseError(f"{spec!r}: {error}.") from error
+        settings["rule"] = made
+    known = [f.name for f in fields(kind) if f.init]
+    if strange := next((key for key in settings if key not in known), None):
+        offered = [*known, *(_RULE_SETTINGS if kind is DynamicChunkKV else ())]
+        raise IsophaseError(f"{name} has no setting {strange!r}.", f"It has {', '.join(offered)}.")
+    wrong = next((f for f in fields(kind) if f.name in settings and not _fits(settings[f.name], f)), None)
+    if wrong is not None:
+        raise IsophaseError(f"{wrong.name} of {spec!r} is {settings[wrong.name]!r}.", f"It is {wrong.type}.")
+    try:
+        return kind(**settings)
+    except ValueError as error:
+        raise IsophaseError(f"{spec!r}: {error}.") from error
+
+
+def _read(spec: str) -> tuple[str, dict[str, Any]]:
+    """Name and settings."""
+    problem = IsophaseError(
+        f"cannot read the cache method {spec!r}.", "Write it like chunkkv(budget=128, chunk_tokens=10)."
+    )
+    try:
+        node = ast.parse(spec.strip(), mode="eval").body
+    except (SyntaxError, ValueError):
+        raise problem from None
+    if isinstance(node, ast.Name):
+        return node.id, {}
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        raise problem
+    settings: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise problem
+        try:
+            value = keyword.value.id if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, SyntaxError):
+            raise problem from None
+        settings[keyword.arg] = value
+    return node.func.id, settings
+
+
+def _fits(value: Any, field: Any) -> bool:
+    """Whether a value has the type that a field's default or annotation shows."""
+    kind = str(field.type)
+    if field.name == "rule":
+        return True
+    if field.name == "budget":
+        whole = isinstance(value, tuple) and all(type(v) is int for v in value) and len(value) > 0
+        return type(value) is int or whole
+    if "float" in kind:
+        return type(value) in (int, float)
+    if "bool" in kind:
+        return type(value) is bool
+    if "int" in kind:
+        return type(value) is int or (value is None and field.default is not MISSING and field.default is None)
+    return isinstance(value, str)

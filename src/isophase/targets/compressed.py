@@ -1,0 +1,111 @@
+"""A transformers model that answers from a compressed cache.
+
+Legend: B prompts of one batch, T tokens, A answer tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import torch
+from transformers import AutoTokenizer, PreTrainedModel
+
+from isophase.cache import ChunkKV, Method, OpenCache, compress
+from isophase.cache.spec import parse_method
+from isophase.errors import IsophaseError
+from isophase.models.compat import cache_argument
+from isophase.probes.prompt import Prompt
+from isophase.targets.huggingface import HuggingFaceTarget, load_part
+from isophase.targets.strides import Grid
+
+# Methods are compared on one model: its weights are loaded once. Weak: the last target takes them along.
+_models: WeakValueDictionary[tuple[str, ...], PreTrainedModel] = WeakValueDictionary()
+
+
+class CompressedTarget(HuggingFaceTarget):
+    """Reads each prompt but for its last token, compresses, and answers from what was kept.
+
+    The last token is read after compression: otherwise the first answer token would still come from the full
+    attention of the prompt, and answers of one token would not touch the cache at all. Prompts are read whole, each
+    by itself: what is kept of a shared beginning depends on how the prompt ends.
+
+    Args:
+        path: safetensors folder or hub id.
+        cache: method, such as `chunkkv(budget=128)`.
+        **kwargs: as for `HuggingFaceTarget`.
+
+    Raises:
+        IsophaseError: if the model, its tokenizer or the method cannot be used.
+    """
+
+    def __init__(self, path: str, *, cache: str, **kwargs: Any) -> None:
+        super().__init__(path, **kwargs)
+        self.name = f"hf:{path}|{cache}"
+        vocabulary = len(load_part(AutoTokenizer, path, "tokenizer", **self._extra))
+        self.method: Method = parse_method(cache, self.tokenizer.decode, vocabulary)
+        self.cache_spec = cache
+
+    @property
+    def grids(self) -> list[Grid]:
+        """The grid of the method, then those of the model."""
+        method = self.method_or_none()
+        own = []
+        if isinstance(method, ChunkKV) and method.chunk_tokens > 1:
+            own = [Grid(stride_tokens=method.chunk_tokens, kind="payload", setting="chunk_tokens of the cache")]
+        return own + super().grids
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model, shared by targets that differ in their method only."""
+        if self._model is None:
+            key = tuple(map(str, (self.path, self.gguf_file, self.device, self.dtype)))
+            self._model = _models.get(key) or super().model
+            _models[key] = self._model
+        return self._model
+
+    def method_or_none(self) -> Method | None:
+        """The method; None while the model's own defaults are being worked out."""
+        return getattr(self, "method", None)
+
+    def open_cache(self) -> OpenCache:
+        """An empty cache for one batch.
+
+        Raises:
+            IsophaseError: if this model cannot be compressed.
+        """
+        try:
+            return compress(self.model, self.method)
+        except ValueError as error:
+            raise IsophaseError(f"{self.name}: {error}.") from error
+
+    def fingerprint(self) -> str:
+        """Digest of the model and the method."""
+        return sha256(f"{super().fingerprint()} {self.cache_spec}".encode()).hexdigest()[:16]
+
+    def describe(self) -> dict[str, Any]:
+        """Facts for the manifest."""
+        return {**super().describe(), "cache": self.cache_spec}
+
+    def _may_share(self, group: list[Prompt]) -> bool:
+        """Never: what is kept of a common beginning depends on how each prompt ends."""
+        self._shares_prefix = False
+        return False
+
+    def _logits(self, group: list[Prompt], answers: list[tuple[int, ...]], *, share: bool) -> torch.Tensor:
+        """Logits that predict each answer token, [B, A, V]."""
+        keep = len(answers[0])
+        ids_BT = torch.from_numpy(
+            np.stack([np.concatenate([p.ids, np.asarray(a[:-1])]) for p, a in zip(group, answers, strict=True)])
+        ).long()
+        rows = max(1, self.batch_tokens // ids_BT.shape[1])
+        out = []
+        with torch.inference_mode():
+            for first in range(0, len(ids_BT), rows):
+                chunk = ids_BT[first : first + rows]
+                with self.open_cache() as cache:
+                    self._forward(chunk[:, :-keep], 1, use_cache=True, **cache_argument(cache))
+                    out.append(self._forward(chunk[:, -keep:], keep, use_cache=True, **cache_argument(cache)).logits)
+        return torch.cat(out)

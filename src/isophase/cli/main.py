@@ -12,7 +12,7 @@ import typer.core
 from rich.console import Console
 
 from isophase import __version__
-from isophase.cli import audit, compare, explain, models, plan, report, show, sweep, train
+from isophase.cli import audit, check, compare, explain, models, needle, plan, report, show, sweep, train
 from isophase.errors import EXIT_INTERRUPTED, IsophaseError
 
 
@@ -59,6 +59,7 @@ def _options(
 
 
 app.command("audit")(audit.audit)
+app.command("check")(check.check)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
@@ -67,6 +68,7 @@ app.command("models")(models.models)
 app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("explain")(explain.explain)
+app.command("needle")(needle.needle)
 
 
 def main() -> None:

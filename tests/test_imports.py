@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "targets": {"probes", "models", "cache"},
     "audit": {"probes", "targets", "statistics"},
 }
+ALLOWED["needle"] = {"probes", "targets", "statistics", "audit", "models", "cache"}
 ALLOWED["lab"] = ALLOWED["mitigate"] = set(ALLOWED)
 ALLOWED["cli"] = {*ALLOWED, "lab", "mitigate"}
 

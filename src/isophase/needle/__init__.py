@@ -1,0 +1,1 @@
+"""A fact in a long text: lengths by depths by phases, for several cache methods on one reading."""

@@ -312,3 +312,20 @@ def test_embeddings_alone_cannot_be_cut_by_token_ids() -> None:
     model = build("hash")
     with pytest.raises(ValueError, match="give input_ids"):
         model(inputs_embeds=torch.randn(1, 5, 16))
+
+
+@pytest.mark.parametrize("name", sorted(MEMORIES))
+def test_packed_and_padded_execution_agree_forward_and_backward(name: str) -> None:
+    ids = text(3, 40)
+    found = []
+    for packed in (True, False):
+        model = build(name)
+        for layer in model.model.layers:
+            layer.self_attn.compressor.packed = packed
+        logits = model(ids, use_cache=False).logits
+        (logits * torch.randn(logits.shape, generator=torch.Generator().manual_seed(1))).sum().backward()
+        found.append((logits.detach(), {key: p.grad for key, p in model.named_parameters()}))
+    (logits, gradients), (others, other_gradients) = found
+    torch.testing.assert_close(logits, others, atol=5e-5, rtol=1e-4)
+    for key, gradient in gradients.items():
+        torch.testing.assert_close(gradient, other_gradients[key], atol=2e-3, rtol=1e-3, msg=key)

@@ -100,7 +100,7 @@ class CompressedAttention(nn.Module):
             assert layer is None or isinstance(layer, CompressedLayer)
             open_BTD = hidden_BTD if layer is None else layer.open_window(hidden_BTD)
             first_token = chunks.past_tokens + hidden_BTD.shape[1] - open_BTD.shape[1]
-            entry_key, entry_value = self.compressor(open_BTD, first_token, chunks.layouts)
+            entry_key, entry_value = self.compressor(open_BTD, first_token, chunks)
             entry_key = rotate(self.k_norm(entry_key).transpose(1, 2), entry_rotary)
             entry_value = entry_value.transpose(1, 2)
             if layer is None:

@@ -6,12 +6,13 @@ rule reads only the number of tokens, one row stands for all.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from isophase.chunking.layout import NEVER, ChunkLayout
+from isophase.chunking.packing import PackedPlan, pack
 from isophase.chunking.rules import (
     ChunkRule,
     FixedStride,
@@ -96,6 +97,7 @@ class LayerChunks:
         close_BGE: first query position that may see each entry, old ones included, long; `NEVER` in padding.
         uncovered_BGT: first token that lies in no entry that query t can see.
         past_tokens: tokens read before this call.
+        plans: of packed execution, made when the first layer asks.
     """
 
     layouts: tuple[ChunkLayout, ...]
@@ -103,6 +105,17 @@ class LayerChunks:
     close_BGE: torch.Tensor
     uncovered_BGT: torch.Tensor
     past_tokens: int
+    plans: dict[tuple[int, ...], PackedPlan] = field(default_factory=dict, init=False)
+
+    def plan(
+        self, group: int, batch: int, tokens: int, first_token: int, window_tokens: int, overlap_tokens: int
+    ) -> PackedPlan:
+        """How a group's chunks are packed; arguments as of `isophase.chunking.packing.pack`."""
+        asked = (group, batch, tokens, first_token, window_tokens, overlap_tokens)
+        if asked not in self.plans:
+            sizes = {"overlap_tokens": overlap_tokens, "first_token": first_token}
+            self.plans[asked] = pack(self.layouts[group], batch, tokens, window_tokens, **sizes)
+        return self.plans[asked]
 
     @property
     def anchor_BGE(self) -> torch.Tensor:

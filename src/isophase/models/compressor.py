@@ -11,6 +11,8 @@ from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from isophase.chunking.layout import ChunkLayout
+from isophase.chunking.packing import PackedPlan, segment_softmax, segment_sum
+from isophase.models.chunks import LayerChunks
 from isophase.models.config import CompressedQwen3Config
 
 
@@ -64,6 +66,48 @@ class WindowBranch(nn.Module):
         entries: torch.Tensor = (weights * payload).sum(dim=2)
         return entries if self.post_norm is None else self.post_norm(entries)
 
+    def packed(self, rows_RD: torch.Tensor, plan: PackedPlan, heads: slice = slice(None)) -> torch.Tensor:
+        """The same entries from packed rows: one product per slot, no empty slots.
+
+        Args:
+            rows_RD: hidden states in the plan's rows.
+            plan: of the chunks.
+            heads: KV heads whose chunks these are.
+
+        Returns:
+            [N, K, H].
+        """
+        payload_WDC = self._of(self.payload_WDC, heads)
+        channels = payload_WDC.shape[-1]
+        count = channels // self.head_width
+        # Gates and payloads in one product: the rows are read once.
+        parameters = payload_WDC
+        if self.gate_WDK is not None:
+            parameters = torch.cat([payload_WDC, self._of(self.gate_WDK, heads)], dim=-1)
+        both_RC = self._project_packed(rows_RD, parameters, plan)
+        payload_RC, gates_RC = both_RC[:, :channels], both_RC[:, channels:]
+        if self.gate_WDK is None:
+            gates_RC = rows_RD.new_zeros(plan.rows, count)
+        elif self.gate_bias_WK is not None:
+            bias_WK = self._of(self.gate_bias_WK, heads)
+            rows = [s.stop - s.start for s in plan.slots()]
+            gates_RC = gates_RC + bias_WK.repeat_interleave(torch.tensor(rows, device=bias_WK.device), dim=0)
+        weights_RC = segment_softmax(gates_RC, plan.chunk_R, plan.chunks).to(rows_RD.dtype)
+        weighted_RKH = payload_RC.view(plan.rows, count, self.head_width) * weights_RC.view(plan.rows, count, weights_RC.shape[1] // count)
+        entries_NC = segment_sum(weighted_RKH.view(plan.rows, channels), plan.chunk_R, plan.chunks)
+        entries = entries_NC.view(plan.chunks, count, self.head_width)
+        return entries if self.post_norm is None else self.post_norm(entries)
+
+    def _project_packed(self, rows_RD: torch.Tensor, parameters_GDC: torch.Tensor, plan: PackedPlan) -> torch.Tensor:
+        """Apply each group's matrix to the rows of its slots. [R, C]."""
+        slots = (len(plan.bounds) - 1) // self.groups
+        edges = plan.bounds[::slots]
+        parts = [
+            rows_RD[first:last] @ own
+            for first, last, own in zip(edges[:-1], edges[1:], parameters_GDC.unbind(), strict=True)
+        ]
+        return torch.cat(parts)
+
     def weights(self, windows_BEWD: torch.Tensor, filled_BEW: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
         """Gate weights of every slot; they sum to 1 over the slots that are filled.
 
@@ -106,38 +150,65 @@ class WindowCompressor(nn.Module):
 
     Attributes:
         grid: the fixed grid that all heads and layers share, or None.
+        packed: whether windows are executed packed or padded; the result is the same.
     """
 
     def __init__(self, config: CompressedQwen3Config) -> None:
         super().__init__()
         self.grid = config.grid if config.grid_shift == "none" else None
+        # Chunks of a fixed grid fill their windows: there is nothing to be packed.
+        self.packed = config.chunk_rule != "fixed"
         self.window_slots, self.overlap_tokens = config.window_slots, config.overlap_tokens
         self.keys = WindowBranch(config)
         self.values = None if config.tied_key_value else WindowBranch(config)
 
     def forward(
-        self, open_BTD: torch.Tensor, first_token: int, layouts: tuple[ChunkLayout, ...]
+        self, open_BTD: torch.Tensor, first_token: int, chunks: LayerChunks
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Close entries. Tied values are the keys, before norm and rotary.
 
         Args:
             open_BTD: hidden states from the first slot of the first window on, or from token 0.
             first_token: position of the first of them.
-            layouts: chunks to close, one layout per group of KV heads, with equally many entries.
+            chunks: what closes, one layout per group of KV heads, with equally many entries.
 
         Returns:
             Keys (no Q/K norm, no rotary yet) and values, each [B, E, K, H].
         """
-        share = self.keys.heads // len(layouts)
+        groups = len(chunks.layouts)
+        share = self.keys.heads // groups
         keys, values = [], []
-        for group, layout in enumerate(layouts):
-            heads = slice(group * share, (group + 1) * share) if len(layouts) > 1 else slice(None)
-            windows_BEWD, filled_BEW = self._windows(open_BTD, first_token, layout)
-            keys.append(self.keys(windows_BEWD, filled_BEW, heads))
-            values.append(keys[-1] if self.values is None else self.values(windows_BEWD, filled_BEW, heads))
-        if len(layouts) == 1:
+        for group in range(groups):
+            heads = slice(group * share, (group + 1) * share) if groups > 1 else slice(None)
+            if self.packed:
+                own = self._packed(open_BTD, first_token, chunks, group, heads)
+            else:
+                own = self._padded(open_BTD, first_token, chunks.layouts[group], heads)
+            keys.append(own[0])
+            values.append(own[1])
+        if groups == 1:
             return keys[0], values[0]
         return torch.cat(keys, dim=2), torch.cat(values, dim=2)
+
+    def _padded(
+        self, open_BTD: torch.Tensor, first_token: int, layout: ChunkLayout, heads: slice
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The reference: windows of equal length, empty slots masked. Nothing is wasted where chunks are equal."""
+        windows_BEWD, filled_BEW = self._windows(open_BTD, first_token, layout)
+        keys = self.keys(windows_BEWD, filled_BEW, heads)
+        return keys, keys if self.values is None else self.values(windows_BEWD, filled_BEW, heads)
+
+    def _packed(
+        self, open_BTD: torch.Tensor, first_token: int, chunks: LayerChunks, group: int, heads: slice
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same with one row for every token of a chunk."""
+        batch, length, width = open_BTD.shape
+        plan = chunks.plan(group, batch, length, first_token, self.window_slots, self.overlap_tokens)
+        rows_RD = open_BTD.reshape(batch * length, width).index_select(0, plan.token_R)
+        keys = self.keys.packed(rows_RD, plan, heads)
+        values = keys if self.values is None else self.values.packed(rows_RD, plan, heads)
+        shape = (batch, chunks.layouts[group].entries, *keys.shape[1:])
+        return keys.view(shape), values.view(shape)
 
     def _windows(
         self, open_BTD: torch.Tensor, first_token: int, layout: ChunkLayout
@@ -145,8 +216,11 @@ class WindowCompressor(nn.Module):
         position_BEW, filled_BEW = layout.slots(self.window_slots, self.overlap_tokens)
         index = (position_BEW - first_token).clamp(0, max(open_BTD.shape[1] - 1, 0))
         rows, entries, slots = index.shape
+        batch, length, width = open_BTD.shape
         if rows == 1:
             picked = open_BTD.index_select(1, index.flatten())
         else:
-            picked = open_BTD.gather(1, index.view(rows, -1, 1).expand(-1, -1, open_BTD.shape[2]))
-        return picked.view(len(open_BTD), entries, slots, open_BTD.shape[2]), filled_BEW
+            # As one long table: its backward pass adds whole rows, which `gather` does number by number.
+            first_B11 = torch.arange(batch, device=index.device)[:, None, None] * length
+            picked = open_BTD.reshape(batch * length, width).index_select(0, (index + first_B11).flatten())
+        return picked.view(batch, entries, slots, width), filled_BEW

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isophase.chunking.layout import ChunkLayout
@@ -19,6 +19,7 @@ def layout_of(rule: ChunkRule, ids: torch.Tensor) -> ChunkLayout:
     return layout
 
 
+@settings(deadline=None)
 @given(st.integers(1, 3), st.integers(1, 60), st.integers(0, 3), st.sampled_from([1, 8, 16, 32]), st.booleans())
 def test_rows_are_the_slots_of_the_layout(rows: int, tokens: int, overlap: int, multiple: int, shared: bool) -> None:
     ids = torch.randint(0, 50, (rows, tokens), generator=torch.Generator().manual_seed(tokens))
@@ -47,6 +48,7 @@ def test_rows_are_the_slots_of_the_layout(rows: int, tokens: int, overlap: int, 
     assert plan.rows - plan.used < window * multiple
 
 
+@settings(deadline=None)
 @given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 3))
 def test_segments_are_sums_and_softmaxes(rows: int, chunks: int, channels: int) -> None:
     generator = torch.Generator().manual_seed(rows)
@@ -63,11 +65,9 @@ def test_segments_are_sums_and_softmaxes(rows: int, chunks: int, channels: int) 
 
 @pytest.mark.parametrize("multiple", [8, 16])
 def test_nine_rows_in_ten_are_used_on_text_with_the_delimiter_rule(multiple: int) -> None:
-    words = PROSE.split()
+    words = 4 * PROSE.split()  # some 3,000 tokens
     known = sorted({word.strip(",.;:") for word in words})
-    ids = torch.tensor(
-        [[1 + known.index(word.strip(",.;:")) if word[-1] not in ",.;:" else 0 for word in words[:2048]]]
-    )
+    ids = torch.tensor([[1 + known.index(word.strip(",.;:")) if word[-1] not in ",.;:" else 0 for word in words]])
     rule = LocalMaximum(score=TokenRanks(ranks=(1,)), radius_tokens=4, max_tokens=16)
     plan = pack(layout_of(rule, ids), 1, ids.shape[1], rule.max_tokens, multiple_of=multiple)
     assert plan.utilisation >= 0.9

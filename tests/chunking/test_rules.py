@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isophase.chunking.layout import NEVER, ChunkLayout
@@ -46,6 +46,7 @@ def starts(rule: ChunkRule, ids: torch.Tensor) -> list[list[int]]:
     return [[int(t) - rule.lookahead_tokens for t in row.nonzero()[:, 0]] for row in flags]
 
 
+@settings(deadline=None)
 @given(rules(), st.integers(1, 3), st.integers(1, 60), st.data())
 def test_any_split_equals_one_shot(rule: ChunkRule, rows: int, tokens: int, data: st.DataObject) -> None:
     ids = torch.randint(0, VOCABULARY, (rows, tokens), generator=torch.Generator().manual_seed(tokens))
@@ -61,6 +62,7 @@ def test_any_split_equals_one_shot(rule: ChunkRule, rows: int, tokens: int, data
     assert state.tokens == whole_state.tokens == tokens
 
 
+@settings(deadline=None)
 @given(texts, st.integers(1, 4), st.integers(0, 8), st.integers(0, 3))
 def test_starts_are_the_local_maxima_and_the_cuts(text, radius: int, more: int, salt: int) -> None:
     longest = radius + 1 + more
@@ -80,6 +82,7 @@ def test_starts_are_the_local_maxima_and_the_cuts(text, radius: int, more: int, 
     assert [int(t) - radius for t in flags[0].nonzero()[:, 0]] == expected
 
 
+@settings(deadline=None)
 @given(rules(), st.integers(2, 60), st.integers(0, 9))
 def test_no_chunk_is_longer_than_the_rule_allows(rule: ChunkRule, tokens: int, seed: int) -> None:
     ids = torch.randint(0, VOCABULARY, (1, tokens), generator=torch.Generator().manual_seed(seed))
@@ -88,6 +91,7 @@ def test_no_chunk_is_longer_than_the_rule_allows(rule: ChunkRule, tokens: int, s
     assert all(0 < b - a <= rule.max_tokens for a, b in pairwise(edges))
 
 
+@settings(deadline=None)
 @given(st.integers(1, 5), st.integers(0, 200), st.integers(1, 20), st.integers(0, 5))
 def test_an_insertion_moves_starts_with_the_text(radius: int, place: int, more: int, seed: int) -> None:
     """Beyond the insertion plus the radius every start that the content decides moves by exactly `more`."""
@@ -142,6 +146,7 @@ def test_impossible_rules_are_refused(make) -> None:
         make()
 
 
+@settings(deadline=None)
 @given(rules(), st.integers(1, 3), st.integers(0, 50), st.integers(0, 30))
 def test_every_token_lies_in_exactly_one_chunk(rule: ChunkRule, rows: int, first: int, more: int) -> None:
     """Chunks that close in two calls, together, are those of one call, and cover the tokens without a gap."""

@@ -52,7 +52,7 @@ def build(name: str) -> CompressedQwen3ForCausalLM:
             initializer_range=0.3,
             embedding_range=1.0,
             pad_token_id=0,
-            **MEMORIES[name],
+            **MEMORIES.get(name, {}),
         )
         model = CompressedQwen3ForCausalLM(config).eval()
         with torch.no_grad():
@@ -329,3 +329,16 @@ def test_packed_and_padded_execution_agree_forward_and_backward(name: str) -> No
     torch.testing.assert_close(logits, others, atol=5e-5, rtol=1e-4)
     for key, gradient in gradients.items():
         torch.testing.assert_close(gradient, other_gradients[key], atol=2e-3, rtol=1e-3, msg=key)
+
+
+@pytest.mark.parametrize("name", [*sorted(MEMORIES), "full"])
+def test_flex_attention_agrees_with_the_dense_mask(name: str) -> None:
+    """Uncompiled, so that this is quick; the masks are those of compiled runs."""
+    model, ids = build(name), text(2, 40)
+    with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        expected = model(ids, use_cache=False).logits
+        model.set_attn_implementation("flex_attention")
+        torch.testing.assert_close(model(ids, use_cache=False).logits, expected, atol=5e-5, rtol=1e-4)
+        torch.testing.assert_close(model(ids, logits_to_keep=2).logits, expected[:, -2:], atol=5e-5, rtol=1e-4)
+        logits, _ = read(model, ids, [9, 10, 23])
+        torch.testing.assert_close(logits, expected, atol=5e-5, rtol=1e-4)

@@ -10,6 +10,7 @@ import torch
 from isophase.models.chunks import ChunkReader
 from isophase.models.compat import cache_argument
 from isophase.models.config import CompressedQwen3Config
+from isophase.models.masks import dense_mask
 from isophase.models.memory import CompressedCache
 from isophase.models.qwen3 import CompressedQwen3ForCausalLM
 
@@ -83,7 +84,7 @@ def test_tail_memory_reads_the_open_stride_and_nothing_older() -> None:
     model = build(4, 4, local_memory="tail")
     positions = torch.arange(12)
     (chunks, *_), _ = ChunkReader(model.config).read(torch.zeros(1, 12, dtype=torch.long), torch.zeros(1, 12, 16), None)
-    mask = model.model._mask(positions, 0, chunks, torch.float32)[0, 0]
+    mask = dense_mask(model.config, chunks, 0, positions, torch.float32)[0, 0]
     for query in range(12):
         closed = (query + 1) // 4
         entries = {e for e in range(3) if mask[query, e] == 0}
@@ -203,7 +204,7 @@ def run_attention(model: CompressedQwen3ForCausalLM, hidden: torch.Tensor, memor
         hidden,
         rotary=backbone.rotary_emb(hidden, positions),
         entry_rotary=backbone._entry_rotary(hidden, chunks),
-        mask=backbone._mask(positions, past, chunks, hidden.dtype),
+        mask=dense_mask(model.config, chunks, past, positions, hidden.dtype),
         memory=memory,
         chunks=chunks,
     )

@@ -6,6 +6,7 @@ Legend: B batch, T tokens, D model width, Q query heads, K KV heads, H head widt
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -63,7 +64,7 @@ class CompressedAttention(nn.Module):
         hidden_BTD: torch.Tensor,
         rotary: Rotary,
         entry_rotary: Rotary | None,
-        mask: torch.Tensor,
+        mask: Any,
         memory: CompressedCache | None,
         chunks: LayerChunks | None,
         keep: slice = slice(None),
@@ -74,7 +75,7 @@ class CompressedAttention(nn.Module):
             hidden_BTD: normalised hidden states of the new tokens.
             rotary: cosine and sine for the new tokens.
             entry_rotary: cosine and sine at the anchors of newly closed entries, or None.
-            mask: additive, broadcastable to [B, Q, T, entries + local tokens].
+            mask: additive, broadcastable to [B, Q, T, entries + local tokens]; or a `BlockMask`, with all tokens kept.
             memory: the cache, or None.
             chunks: what closes in this call, or None without compression.
             keep: new tokens whose output is wanted; the others are only remembered.
@@ -117,7 +118,7 @@ class CompressedAttention(nn.Module):
             query,
             key,
             value,
-            mask[:, :, keep],
+            mask if keep == slice(None) else mask[:, :, keep],
             dropout=self.attention_dropout if self.training else 0.0,
             scaling=self.scaling,
         )

@@ -93,7 +93,9 @@ class WindowBranch(nn.Module):
             rows = [s.stop - s.start for s in plan.slots()]
             gates_RC = gates_RC + bias_WK.repeat_interleave(torch.tensor(rows, device=bias_WK.device), dim=0)
         weights_RC = segment_softmax(gates_RC, plan.chunk_R, plan.chunks).to(rows_RD.dtype)
-        weighted_RKH = payload_RC.view(plan.rows, count, self.head_width) * weights_RC.view(plan.rows, count, weights_RC.shape[1] // count)
+        weighted_RKH = payload_RC.view(plan.rows, count, self.head_width) * weights_RC.view(
+            plan.rows, count, weights_RC.shape[1] // count
+        )
         entries_NC = segment_sum(weighted_RKH.view(plan.rows, channels), plan.chunk_R, plan.chunks)
         entries = entries_NC.view(plan.chunks, count, self.head_width)
         return entries if self.post_norm is None else self.post_norm(entries)

@@ -20,6 +20,7 @@ from isophase.models.chunks import ChunkReader, LayerChunks
 from isophase.models.compat import CACHE_ARGUMENT, cache_argument, cache_of
 from isophase.models.compressor import WindowBranch
 from isophase.models.config import CompressedQwen3Config
+from isophase.models.masks import block_mask, dense_mask
 from isophase.models.memory import CompressedCache
 
 
@@ -49,6 +50,7 @@ class CompressedQwen3PreTrainedModel(PreTrainedModel):  # type: ignore[misc]
     _no_split_modules = ["CompressedDecoderLayer"]  # noqa: RUF012  transformers reads this list
     supports_gradient_checkpointing = True
     _supports_sdpa = True
+    _supports_flex_attn = True
     _supports_attention_backend = True
 
     @torch.no_grad()
@@ -153,11 +155,19 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         # Layers with the same chunks share their angles and their mask.
         different = {id(c): c for c in chunks}
         entry_rotary = {key: None if c is None else self._entry_rotary(hidden, c) for key, c in different.items()}
-        masks = {key: self._mask(position_T, past, c, hidden.dtype) for key, c in different.items()}
+        blocks = self.config._attn_implementation == "flex_attention"
+        masks = {
+            key: block_mask(self.config, c, past, position_T)
+            if blocks
+            else dense_mask(self.config, c, past, position_T, hidden.dtype)
+            for key, c in different.items()
+        }
 
         states, weights = [hidden], []
         for number, (layer, own) in enumerate(zip(self.layers, chunks, strict=True), start=1):
-            wanted = slice(-last_tokens, None) if last_tokens and number == len(self.layers) else slice(None)
+            # A block mask cannot be cut.
+            few = last_tokens and number == len(self.layers) and not blocks
+            wanted = slice(-last_tokens, None) if few else slice(None)
             hidden, attended = layer(
                 hidden,
                 rotary=rotary,
@@ -169,7 +179,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
             )
             states.append(hidden)
             weights.append(attended)
-        hidden = self.norm(hidden)
+        hidden = self.norm(hidden[:, -last_tokens:])
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
             hidden_states=(*states[:-1], hidden) if output_hidden_states else None,
@@ -199,31 +209,6 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         if chunks.anchor_BGE.shape[1] == 1:
             return cos, sin
         return cos.repeat_interleave(share, dim=1), sin.repeat_interleave(share, dim=1)
-
-    def _mask(
-        self, position_T: torch.Tensor, past: int, chunks: LayerChunks | None, dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Additive mask [B or 1, Q or 1, T, entries + local tokens]."""
-        device = position_T.device
-        kept = past if chunks is None else min(self.config.exact_tokens - 1, past)
-        local_L = torch.arange(past - kept, past + len(position_T), device=device)
-        ahead_TL = position_T[:, None] - local_L[None, :]
-        visible = (ahead_TL >= 0)[None, None]
-        if chunks is not None:
-            uncovered = local_L >= chunks.uncovered_BGT[..., None]
-            if self.config.local_memory == "window":
-                near = (ahead_TL < self.config.local_window)[None, None]
-                # On a fixed grid the window alone decides, however short it is.
-                visible = visible & (near if self.config.grid is not None else near | uncovered)
-            else:
-                # The query's own token stays readable even when it closes its chunk.
-                visible = visible & (uncovered | (ahead_TL == 0))
-            entries = chunks.close_BGE[:, :, None, :] <= position_T[:, None]
-            visible = torch.cat([entries, visible.expand(*entries.shape[:2], -1, -1)], dim=-1)
-        mask = torch.zeros(visible.shape, dtype=dtype, device=device)
-        mask = mask.masked_fill_(~visible, torch.finfo(dtype).min)
-        groups = mask.shape[1]
-        return mask if groups == 1 else mask.repeat_interleave(self.config.num_attention_heads // groups, dim=1)
 
 
 class CompressedQwen3ForCausalLM(CompressedQwen3PreTrainedModel, GenerationMixin):  # type: ignore[misc]

@@ -2,6 +2,7 @@
 
     python bench/memory.py                         512 to 16,384 tokens
     python bench/memory.py --lengths 512 2048 --rounds 3
+    python bench/memory.py --device cuda --dtype bfloat16 --attention flex_attention
 
 Models differ in their memory and in nothing else; they take turns, one step each a round, so whatever else
 the machine does hits all of them. Ratios are taken per round, to full attention and to the fixed grid;
@@ -17,12 +18,14 @@ import json
 import platform
 import statistics
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
 
-from isophase.lab.train import train_step
 from isophase.models.compat import cache_argument, cache_of
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.memory import CompressedLayer
@@ -51,10 +54,33 @@ TRAINED_TOKENS = 4096
 DECODED = 32
 
 
-def build(memory: str, length: int) -> CompressedQwen3ForCausalLM:
-    torch.manual_seed(0)
-    settings = {**SHAPE, **MEMORIES[memory], "max_position_embeddings": length + 4 * DECODED}
-    return CompressedQwen3ForCausalLM(CompressedQwen3Config(**settings))
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Where and how everything runs."""
+
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    attention: str = "sdpa"
+
+    def build(self, memory: str, length: int) -> CompressedQwen3ForCausalLM:
+        """A model with one of the memories, freshly initialised."""
+        torch.manual_seed(0)
+        settings = {**SHAPE, **MEMORIES[memory], "max_position_embeddings": length + 4 * DECODED}
+        model = CompressedQwen3ForCausalLM(CompressedQwen3Config(**settings)).to(self.device, self.dtype)
+        model.set_attn_implementation(self.attention)
+        return model
+
+    def seconds(self, run: Callable[[], object]) -> float:
+        """Time of a call, until the device has finished."""
+        self._wait()
+        began = time.perf_counter()
+        run()
+        self._wait()
+        return time.perf_counter() - began
+
+    def _wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
 
 
 def stored_bytes(cache: Any) -> int:
@@ -68,44 +94,53 @@ def stored_bytes(cache: Any) -> int:
     return total
 
 
-def training(length: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds of one step, by memory and round."""
+def training(machine: Machine, length: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of one step, by memory and round; the first round warms up and is not counted."""
     generator = torch.Generator().manual_seed(0)
     steppers = {}
     for memory in MEMORIES:
-        model = build(memory, length)
+        model = machine.build(memory, length).train()
         steppers[memory] = (model, torch.optim.AdamW(model.parameters(), lr=1e-4))
     seconds: dict[str, list[float]] = {memory: [] for memory in MEMORIES}
     rows = max(1, TRAINED_TOKENS // length)
     for number in range(rounds + 1):
-        ids = torch.randint(0, SHAPE["vocab_size"], (rows, length), generator=generator).numpy()
+        ids = torch.randint(0, SHAPE["vocab_size"], (rows, length), generator=generator).to(machine.device)
         for memory, (model, optimiser) in steppers.items():
-            began = time.perf_counter()
-            train_step(model, optimiser, ids, ids, 1.0)
+            elapsed = machine.seconds(partial(step, model, optimiser, ids))
             if number:
-                seconds[memory].append(time.perf_counter() - began)
+                seconds[memory].append(elapsed)
     return seconds
 
 
+def step(model: CompressedQwen3ForCausalLM, optimiser: torch.optim.Optimizer, ids: torch.Tensor) -> None:
+    optimiser.zero_grad(set_to_none=True)
+    model(input_ids=ids, labels=ids, use_cache=False).loss.backward()
+    optimiser.step()
+
+
 @torch.inference_mode()
-def decoding(length: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, int]]:
+def decoding(machine: Machine, length: int, rounds: int) -> tuple[dict[str, list[float]], dict[str, int]]:
     """Seconds of `DECODED` steps, by memory and round, and bytes of the cache behind the prompt."""
     ids = torch.randint(0, SHAPE["vocab_size"], (1, length), generator=torch.Generator().manual_seed(1))
+    ids = ids.to(machine.device)
     caches, models, held = {}, {}, {}
     for memory in MEMORIES:
-        models[memory] = build(memory, length).eval()
+        models[memory] = machine.build(memory, length).eval()
         caches[memory] = cache_of(models[memory](ids, use_cache=True, logits_to_keep=1))
         held[memory] = stored_bytes(caches[memory])
     seconds: dict[str, list[float]] = {memory: [] for memory in MEMORIES}
     for number in range(min(rounds, 3) + 1):
+        new = ids[:, number * DECODED % length :][:, :DECODED]
         for memory, model in models.items():
-            began = time.perf_counter()
-            for step in range(DECODED):
-                token = ids[:, (number * DECODED + step) % length, None]
-                model(token, use_cache=True, logits_to_keep=1, **cache_argument(caches[memory]))
+            elapsed = machine.seconds(partial(decode, model, caches[memory], new))
             if number:
-                seconds[memory].append(time.perf_counter() - began)
+                seconds[memory].append(elapsed)
     return seconds, held
+
+
+def decode(model: CompressedQwen3ForCausalLM, cache: Any, ids: torch.Tensor) -> None:
+    for token in ids.split(1, dim=1):
+        model(token, use_cache=True, logits_to_keep=1, **cache_argument(cache))
 
 
 def ratio(mine: list[float], other: list[float]) -> str:
@@ -119,14 +154,19 @@ def main() -> None:
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 2048, 8192, 16384])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--train-up-to", type=int, default=2048, help="longest sequence to train on")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--attention", default="sdpa", choices=("sdpa", "flex_attention"))
     arguments = parser.parse_args()
+    machine = Machine(device=arguments.device, dtype=getattr(torch, arguments.dtype), attention=arguments.attention)
+    where = torch.cuda.get_device_name() if machine.device == "cuda" else platform.processor() or platform.machine()
     print(
         f"torch {torch.__version__}, transformers {transformers.__version__}, {torch.get_num_threads()} threads, "
-        f"{platform.processor() or platform.machine()}, {arguments.rounds} rounds, {json.dumps(SHAPE)}"
+        f"{where}, {arguments.dtype}, {arguments.attention}, {arguments.rounds} rounds, {json.dumps(SHAPE)}"
     )
     for length in arguments.lengths:
-        trained = training(length, arguments.rounds) if length <= arguments.train_up_to else None
-        decoded, held = decoding(length, arguments.rounds)
+        trained = training(machine, length, arguments.rounds) if length <= arguments.train_up_to else None
+        decoded, held = decoding(machine, length, arguments.rounds)
         for memory in MEMORIES:
             line: dict[str, object] = {"tokens": length, "memory": memory}
             for what, seconds in (("training", trained), ("decoding", decoded)):

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isophase.chunking.layout import NEVER, ChunkLayout
-from isophase.chunking.rules import ChunkRule, FixedStride, LocalMaximum, NeighbourCosine, TokenHash, TokenRanks
+from isophase.chunking.rules import (
+    ChunkRule,
+    FixedStride,
+    LocalMaximum,
+    NeighbourCosine,
+    Threshold,
+    TokenHash,
+    TokenRanks,
+)
 
 VOCABULARY = 12
 
@@ -31,7 +39,9 @@ def rules(draw: st.DrawFn) -> ChunkRule:
     )
     stride = draw(st.integers(1, 9))
     fixed = FixedStride(stride_tokens=stride, shift_tokens=draw(st.integers(0, stride - 1)))
-    return draw(st.sampled_from([fixed, LocalMaximum(score=score, radius_tokens=radius, max_tokens=longest)]))
+    maximum = LocalMaximum(score=score, radius_tokens=radius, max_tokens=longest)
+    above = Threshold(score=NeighbourCosine(), threshold=draw(st.sampled_from([0.3, 0.5, 0.8])), max_tokens=longest)
+    return draw(st.sampled_from([fixed, maximum, above]))
 
 
 texts = st.lists(st.lists(st.integers(0, VOCABULARY - 1), min_size=1, max_size=60), min_size=1, max_size=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isophase.chunking.rules import FixedStride
+from isophase.chunking.rules import FixedStride, Threshold
 from isophase.models.chunks import rules_of
 from isophase.models.compat import cache_argument
 from isophase.models.config import CompressedQwen3Config
@@ -28,6 +29,8 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "ranks without ties": {**DYNAMIC, "chunk_score": "ranks", "chunk_ranks": [0, 3, 0, 2, 1], "chunk_ties": False},
     "overlap": {**DYNAMIC, "chunk_overlap": 2, "chunk_groups": 2},
     "cosine": {**DYNAMIC, "chunk_score": "cosine"},
+    "router": {**DYNAMIC, "chunk_rule": "threshold", "chunk_score": "router", "chunk_groups": 2},
+    "cosine above a threshold": {**DYNAMIC, "chunk_rule": "threshold", "chunk_score": "cosine"},
     "shared slots": {**DYNAMIC, "slot_parameters": "shared", "gate": "vector", "chunk_groups": 4},
     "tied, post-norm": {**DYNAMIC, "tied_key_value": True, "post_norm": True},
     "staggered heads": {**FIXED, "grid_shift": "heads", "chunk_groups": 2},
@@ -109,7 +112,9 @@ def slow_logits(model: Any, ids_T: torch.Tensor) -> torch.Tensor:
     """One query, one head, one entry at a time, from the descriptions of configuration and rules alone."""
     config, backbone = model.config, model.model
     hidden = backbone.embed_tokens(ids_T)
-    chunks = [[closed_chunks(rule, ids_T, hidden) for rule in groups] for groups in rules_of(config)]
+    chunks = [
+        [closed_chunks(rule, ids_T, hidden) for rule in groups] for groups in rules_of(config, list(backbone.routers))
+    ]
     for layer, own in zip(backbone.layers, chunks, strict=True):
         hidden = hidden + slow_attention(layer.self_attn, layer.input_layernorm(hidden), own, config, backbone)
         hidden = hidden + layer.mlp(layer.post_attention_layernorm(hidden))
@@ -122,6 +127,14 @@ def closed_chunks(rule: Any, ids_T: torch.Tensor, hidden: torch.Tensor) -> list[
     if isinstance(rule, FixedStride):
         ahead = -1
         found = [t for t in range(1, tokens + 1) if t % rule.stride_tokens == rule.shift_tokens % rule.stride_tokens]
+    elif isinstance(rule, Threshold):
+        ahead = 0
+        scores = rule.score(ids_T[None], hidden[None], None)[0].tolist()
+        found, last = [], 0
+        for t in range(1, tokens):
+            last = t if scores[t] > rule.threshold else last
+            if last == t or (t - last) % rule.max_tokens == 0:
+                found.append(t)
     else:
         ahead = radius = rule.radius_tokens
         scores = rule.score(ids_T[None], hidden[None], None)[0].tolist()
@@ -342,3 +355,38 @@ def test_flex_attention_agrees_with_the_dense_mask(name: str) -> None:
         torch.testing.assert_close(model(ids, logits_to_keep=2).logits, expected[:, -2:], atol=5e-5, rtol=1e-4)
         logits, _ = read(model, ids, [9, 10, 23])
         torch.testing.assert_close(logits, expected, atol=5e-5, rtol=1e-4)
+
+
+def test_a_router_learns_where_to_cut_and_how_often() -> None:
+    """The ratio loss pulls the mean length to its target, and the language model's loss reaches the router."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = build("router").train()
+        router = model.model.routers[0]
+        loss = model(text(2, 30), labels=text(2, 30), use_cache=False).loss
+        (gradient,) = torch.autograd.grad(loss, [router.query.weight])
+        assert gradient.abs().max() > 0
+        optimiser = torch.optim.Adam(model.model.routers.parameters(), lr=3e-3)
+        ids = text(8, 200, seed=5)
+
+        def mean_tokens() -> float:
+            with torch.no_grad():
+                return 1 / float((router(model.model.embed_tokens(ids)) > 0.5).float().mean())
+
+        assert mean_tokens() < 3
+        for _ in range(300):
+            optimiser.zero_grad()
+            model.model.router_loss(ids).backward()
+            optimiser.step()
+        assert 4.5 < mean_tokens() < 12
+
+
+def test_a_copied_model_follows_its_own_router() -> None:
+    model, ids = build("router"), text(1, 30)
+    with torch.no_grad():
+        before = model(ids, use_cache=False).logits
+        twin = copy.deepcopy(model)
+        for parameter in twin.model.routers.parameters():
+            parameter.normal_()
+        assert torch.equal(model(ids, use_cache=False).logits, before)
+        assert not torch.equal(twin(ids, use_cache=False).logits, before)

@@ -22,6 +22,7 @@ __all__ = [
     "NeighbourCosine",
     "RuleState",
     "Score",
+    "Threshold",
     "TokenHash",
     "TokenRanks",
 ]
@@ -271,14 +272,78 @@ class LocalMaximum:
         decided_T = torch.arange(past - radius, past - radius + length, device=ids_BT.device)
         content_BT = (middle_BT > left) & (middle_BT >= right) & (decided_T > 0)
 
-        last_B = state.last_start if state.last_start is not None else decided_T.new_zeros(rows)
-        own = torch.where(content_BT, decided_T, -1)
-        last_BT = torch.cat([last_B[:, None], own], dim=1).cummax(dim=1).values[:, 1:]
-        since_BT = decided_T - last_BT
-        cut_BT = (since_BT > 0) & (since_BT % self.max_tokens == 0)
-        return content_BT | cut_BT, RuleState(
+        flags_BT, last_B = _with_cuts(content_BT, decided_T, self.max_tokens, state)
+        return flags_BT, RuleState(
             tokens=past + length,
             scores=known[:, max(0, known.shape[1] - 2 * radius) :],
             hidden=hidden_BTD[:, -1:].detach() if self.score.needs_hidden and hidden_BTD is not None else None,
-            last_start=last_BT[:, -1],
+            last_start=last_B,
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold:
+    """A chunk starts at a token whose score exceeds a threshold; a long stretch without one is cut.
+
+    Attributes:
+        score: of tokens.
+        threshold: that a start exceeds.
+        max_tokens: longest chunk, counted from the last start that the content decided, at least 1.
+
+    Raises:
+        ValueError: for a maximum below 1.
+    """
+
+    score: Score
+    threshold: float
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError(f"longest chunk {self.max_tokens} must be at least 1 token")
+
+    @property
+    def lookahead_tokens(self) -> int:
+        """A token decides for itself."""
+        return 0
+
+    def starts(
+        self, ids_BT: torch.Tensor, hidden_BTD: torch.Tensor | None = None, state: RuleState | None = None
+    ) -> tuple[torch.Tensor, RuleState]:
+        """As `ChunkRule.starts`."""
+        state = state or RuleState()
+        if not ids_BT.shape[1]:
+            return torch.zeros_like(ids_BT, dtype=torch.bool), state
+        position_T = torch.arange(state.tokens, state.tokens + ids_BT.shape[1], device=ids_BT.device)
+        scores_BT = self.score(ids_BT, hidden_BTD, state.hidden)
+        flags_BT, last_B = _with_cuts(
+            (scores_BT > self.threshold) & (position_T > 0), position_T, self.max_tokens, state
+        )
+        return flags_BT, RuleState(
+            tokens=state.tokens + ids_BT.shape[1],
+            scores=scores_BT[:, :0],
+            hidden=hidden_BTD[:, -1:].detach() if self.score.needs_hidden and hidden_BTD is not None else None,
+            last_start=last_B,
+        )
+
+
+def _with_cuts(
+    content_BT: torch.Tensor, position_T: torch.Tensor, max_tokens: int, state: RuleState
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add the cuts of stretches longer than `max_tokens` to the starts that the content decides.
+
+    Args:
+        content_BT: bool, starts at `position_T`.
+        position_T: positions that are decided; negative ones come before the text.
+        max_tokens: longest chunk.
+        state: knows the last start before.
+
+    Returns:
+        All starts, and the last one that the content decided, long [B].
+    """
+    before_B = state.last_start if state.last_start is not None else position_T.new_zeros(len(content_BT))
+    own_BT = torch.where(content_BT, position_T, -1)
+    last_BT = torch.cat([before_B[:, None], own_BT], dim=1).cummax(dim=1).values[:, 1:]
+    since_BT = position_T - last_BT
+    cut_BT = (since_BT > 0) & (since_BT % max_tokens == 0)
+    return content_BT | cut_BT, last_BT[:, -1]

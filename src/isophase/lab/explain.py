@@ -298,7 +298,7 @@ def _causes(
 ) -> list[Cause]:
     if stride is None or not branches:
         why = (
-            "The model has no compressor."
+            "The model has no fixed grid of chunks."
             if stride is None
             else "The model's compressor is of a kind whose parts are not known here."
         )

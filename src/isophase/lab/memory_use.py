@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
 from isophase.models.chunks import ChunkReader
 from isophase.models.config import CompressedQwen3Config
+from isophase.models.router import BoundaryRouter
 from isophase.probes.prompt import Prompt
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
@@ -23,20 +24,26 @@ class MemoryUse(BaseModel):
     exact_tokens: float = Field(description="exact tokens that the last token reads, its own included")
 
 
-def memory_use(config: CompressedQwen3Config, prompts: Iterable[Prompt], embed: Embed | None = None) -> MemoryUse:
+def memory_use(
+    config: CompressedQwen3Config,
+    prompts: Iterable[Prompt],
+    embed: Embed | None = None,
+    routers: Sequence[BoundaryRouter] = (),
+) -> MemoryUse:
     """Count entries and exact tokens.
 
     Args:
         config: of the model.
         prompts: what it reads.
         embed: its token embeddings; only rules that read states need them.
+        routers: of the model, where it has some.
 
     Raises:
         ValueError: where the rule needs embeddings and there are none.
     """
     covered = entries = exact = 0.0
     count = 0
-    reader = ChunkReader(config) if config.compressed else None
+    reader = ChunkReader(config, routers) if config.compressed else None
     for prompt in prompts:
         ids = torch.from_numpy(prompt.ids).long()[None]
         count += 1

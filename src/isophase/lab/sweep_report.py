@@ -136,15 +136,16 @@ def _memory_use(folder: Path) -> MemoryUse | None:
     config = AutoConfig.from_pretrained(folder / "model")
     if not isinstance(config, CompressedQwen3Config):
         return None
-    embed = None
-    if config.chunk_rule != "fixed" and config.chunk_score == "cosine":
-        embed = AutoModelForCausalLM.from_pretrained(folder / "model").get_input_embeddings()
+    embed, routers = None, []
+    if config.chunk_rule != "fixed" and config.chunk_score in ("cosine", "router"):
+        model = AutoModelForCausalLM.from_pretrained(folder / "model")
+        embed, routers = model.get_input_embeddings(), list(model.model.routers)
     probe = build_probe(
         read_plan(folder / "audit").parts[0].probe,
         HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder / "model")),
     )
     step = max(1, len(probe) // _COUNTED_PROMPTS)
-    return memory_use(config, (probe.prompt(row) for row in range(0, len(probe), step)), embed)
+    return memory_use(config, (probe.prompt(row) for row in range(0, len(probe), step)), embed, routers)
 
 
 HEADINGS = (

@@ -49,6 +49,9 @@ class Predictor(nn.Module):
         hidden = self.model.model(ids_BT, use_cache=False).last_hidden_state[:, :-1][predicted]
         logits = self.model.lm_head(hidden).float()
         loss = nn.functional.cross_entropy(logits, labels[predicted])
+        routed = self.model.model.router_loss(ids_BT) if hasattr(self.model.model, "router_loss") else None
+        if routed is not None and self.training:
+            loss = loss + routed
         accuracy = (logits.argmax(dim=-1) == labels[predicted]).float().mean()
         return loss, accuracy
 

@@ -104,6 +104,10 @@ class CompressedAttention(nn.Module):
             entry_key, entry_value = self.compressor(open_BTD, first_token, chunks)
             entry_key = rotate(self.k_norm(entry_key).transpose(1, 2), entry_rotary)
             entry_value = entry_value.transpose(1, 2)
+            if chunks.confidence_BGE is not None:
+                share = entry_key.shape[1] // chunks.confidence_BGE.shape[1]
+                sure_BKE1 = chunks.confidence_BGE.repeat_interleave(share, dim=1)[..., None].to(entry_key.dtype)
+                entry_key, entry_value = entry_key * sure_BKE1, entry_value * sure_BKE1
             if layer is None:
                 key = torch.cat([entry_key, key], dim=2)
                 value = torch.cat([entry_value, value], dim=2)

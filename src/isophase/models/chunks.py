@@ -6,6 +6,7 @@ rule reads only the number of tokens, one row stands for all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,14 +21,24 @@ from isophase.chunking.rules import (
     NeighbourCosine,
     RuleState,
     Score,
+    Threshold,
     TokenHash,
     TokenRanks,
 )
 from isophase.models.config import CompressedQwen3Config
+from isophase.models.router import BoundaryRouter, RouterScore, confidence
 
 
-def rules_of(config: CompressedQwen3Config) -> tuple[tuple[ChunkRule, ...], ...]:
-    """The rule of every layer and group of KV heads."""
+def rules_of(
+    config: CompressedQwen3Config, routers: Sequence[BoundaryRouter] = ()
+) -> tuple[tuple[ChunkRule, ...], ...]:
+    """The rule of every layer and group of KV heads.
+
+    Args:
+        config: of the model.
+        routers: one for each group, where the score is a router's.
+    """
+    scores = [_score(config, group, routers) for group in range(config.chunk_groups)]
     layers, groups = config.num_hidden_layers, config.chunk_groups
     rules: list[tuple[ChunkRule, ...]] = []
     for layer in range(layers):
@@ -39,15 +50,20 @@ def rules_of(config: CompressedQwen3Config) -> tuple[tuple[ChunkRule, ...], ...]
                 # Shifts are spread evenly over a stride.
                 part = {"none": 0, "heads": group * stride // groups, "layers": layer * stride // layers}
                 own.append(FixedStride(stride_tokens=stride, shift_tokens=part[config.grid_shift]))
+            elif config.chunk_rule == "threshold":
+                least, longest = config.chunk_threshold, config.chunk_max_tokens
+                own.append(Threshold(score=scores[group], threshold=least, max_tokens=longest))
             else:
-                score, radius = _score(config, group), config.chunk_radius
-                own.append(LocalMaximum(score=score, radius_tokens=radius, max_tokens=config.chunk_max_tokens))
+                radius, longest = config.chunk_radius, config.chunk_max_tokens
+                own.append(LocalMaximum(score=scores[group], radius_tokens=radius, max_tokens=longest))
         rules.append(tuple(own))
     return tuple(rules)
 
 
-def _score(config: CompressedQwen3Config, group: int) -> Score:
+def _score(config: CompressedQwen3Config, group: int, routers: Sequence[BoundaryRouter]) -> Score:
     salt = config.chunk_salt + group
+    if config.chunk_score == "router":
+        return RouterScore(routers[group])
     if config.chunk_score == "cosine":
         return NeighbourCosine()
     if config.chunk_score == "ranks":
@@ -97,6 +113,7 @@ class LayerChunks:
         close_BGE: first query position that may see each entry, old ones included, long; `NEVER` in padding.
         uncovered_BGT: first token that lies in no entry that query t can see.
         past_tokens: tokens read before this call.
+        confidence_BGE: of a router in each new entry; None where there is none, or nothing is to be learned.
         plans: of packed execution, made when the first layer asks.
     """
 
@@ -105,6 +122,7 @@ class LayerChunks:
     close_BGE: torch.Tensor
     uncovered_BGT: torch.Tensor
     past_tokens: int
+    confidence_BGE: torch.Tensor | None = None
     plans: dict[tuple[int, ...], PackedPlan] = field(default_factory=dict, init=False)
 
     def plan(
@@ -133,10 +151,12 @@ class ChunkReader:
 
     Args:
         config: of the model; its rules decide.
+        routers: of the model, where it has some.
     """
 
-    def __init__(self, config: CompressedQwen3Config) -> None:
-        by_layer = rules_of(config)
+    def __init__(self, config: CompressedQwen3Config, routers: Sequence[BoundaryRouter] = ()) -> None:
+        by_layer = rules_of(config, routers)
+        self._routers, self._threshold = list(routers), config.chunk_threshold
         self._rules = list(dict.fromkeys(rule for groups in by_layer for rule in groups))
         self._layers = [tuple(self._rules.index(rule) for rule in groups) for groups in by_layer]
 
@@ -166,7 +186,13 @@ class ChunkReader:
             found.append(_Found(layout, count, opened, after, still_open))
         past = state.rules[0].tokens if state is not None else 0
         position_T = torch.arange(past, past + ids_BT.shape[1], device=ids_BT.device)
-        made = {groups: _layer([found[n] for n in groups], position_T, past) for groups in dict.fromkeys(self._layers)}
+        # Beyond the first call a router's start may lie behind; its forward value is 1 anyway.
+        learns = bool(self._routers) and not past and torch.is_grad_enabled() and hidden_BTD is not None
+        weights = [router(hidden_BTD) for router in self._routers] if learns else []
+        made = {
+            groups: _layer([found[n] for n in groups], position_T, past, weights, self._threshold)
+            for groups in dict.fromkeys(self._layers)
+        }
         after_state = ChunkState(
             rules=tuple(one.state for one in found),
             open_starts=tuple(one.still_open for one in found),
@@ -185,7 +211,9 @@ class _Found(NamedTuple):
     still_open: torch.Tensor
 
 
-def _layer(found: list[_Found], position_T: torch.Tensor, past: int) -> LayerChunks:
+def _layer(
+    found: list[_Found], position_T: torch.Tensor, past: int, weights: list[torch.Tensor], threshold: float
+) -> LayerChunks:
     layouts = [one.layout for one in found]
     most = max(layout.entries for layout in layouts)
     padded = [layout.padded_to(most) for layout in layouts]
@@ -210,7 +238,9 @@ def _layer(found: list[_Found], position_T: torch.Tensor, past: int) -> LayerChu
         )
         bounds = torch.cat([start[:, None], layout.end_BE], dim=1)
         uncovered.append(bounds.gather(1, seen_BT))
+    sure = [confidence(p, layout.start_BE, threshold) for p, layout in zip(weights, padded, strict=False)]
     return LayerChunks(
+        confidence_BGE=torch.stack(sure, dim=1) if sure else None,
         layouts=tuple(padded),
         counts_BG=counts_BG,
         close_BGE=close_BGE,

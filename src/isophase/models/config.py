@@ -9,8 +9,8 @@ from transformers import Qwen3Config
 from isophase.chunking.layout import FixedGrid
 
 _CHOICES = {
-    "chunk_rule": ("fixed", "local_maximum"),
-    "chunk_score": ("hash", "ranks", "cosine"),
+    "chunk_rule": ("fixed", "local_maximum", "threshold"),
+    "chunk_score": ("hash", "ranks", "cosine", "router"),
     "grid_shift": ("none", "heads", "layers"),
     "local_memory": ("window", "tail"),
     "slot_parameters": ("offset", "series", "shared"),
@@ -41,13 +41,17 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
         grid_shift: where the fixed grid begins: `none`: everywhere at token 0; `heads`, `layers`: every group of
             heads, or every layer, by its share of a stride later, so that no token is at the boundary everywhere.
         chunk_rule: `fixed`: the grid; `local_maximum`: chunks start where the content says, at the largest score
-            around; window and stride are then None. Offsets count from the chunk's own start, and the
-            tokens that no visible entry covers stay exact beside the local window.
+            around; `threshold`: at scores above `chunk_threshold` (cosine and router). Window and stride are then
+            None, offsets count from the chunk's own start, and the tokens that no visible entry covers stay
+            exact beside the local window.
         chunk_score: `hash` of the token id; `ranks` of token ids, hash between equals; `cosine` of
-            neighbouring embeddings.
+            neighbouring embeddings; `router`: the same behind learned projections.
         chunk_ranks: rank by token id, for `ranks`.
         chunk_radius: tokens on both sides among which a start has the largest score.
         chunk_ties: whether equal ranks fall back on the hash; without, rank 0 starts nothing.
+        chunk_threshold: score that a start exceeds, for the rule of that name.
+        chunk_target_tokens: mean length that a router is trained toward.
+        router_weight: of the loss that does so, beside the language model's.
         chunk_max_tokens: longest chunk.
         chunk_overlap: tokens before its chunk that an entry reads too.
         chunk_groups: groups of KV heads with chunks of their own (another salt of the hash, or another shift).
@@ -84,6 +88,9 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
     chunk_ranks: list[int] | None = None
     chunk_radius: int = 4
     chunk_ties: bool = True
+    chunk_threshold: float = 0.5
+    chunk_target_tokens: float = 8.0
+    router_weight: float = 0.03
     chunk_max_tokens: int = 16
     chunk_overlap: int = 0
     chunk_groups: int = 1
@@ -132,6 +139,10 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
             return
         if self.compression_stride is not None:
             raise ValueError(f"chunk_rule={self.chunk_rule!r} places its own chunks; leave window and stride out")
+        if self.chunk_rule == "threshold" and self.chunk_score not in ("cosine", "router"):
+            raise ValueError(f"chunk_rule='threshold' needs a score from 0 to 1, not chunk_score={self.chunk_score!r}")
+        if self.chunk_target_tokens <= 1:
+            raise ValueError(f"chunk_target_tokens={self.chunk_target_tokens} must exceed 1")
         if not 1 <= self.chunk_radius < self.chunk_max_tokens:
             raise ValueError(
                 f"chunk_radius={self.chunk_radius} must be at least 1 and below "
@@ -165,13 +176,18 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
         """Most tokens, the newest included, that lie in no entry yet, with the overlap that their entry reads."""
         if self.grid is not None:
             return self.grid.stride_tokens - 1 + self.overlap_tokens
-        return self.chunk_max_tokens + self.chunk_radius + self.chunk_overlap
+        return self.chunk_max_tokens + self._lookahead + self.chunk_overlap
+
+    @property
+    def _lookahead(self) -> int:
+        """Tokens after which a start is known."""
+        return self.chunk_radius if self.chunk_rule == "local_maximum" else 0
 
     @property
     def exact_tokens(self) -> int:
         """Most exact tokens that a query can read beside the entries, its own included."""
         if self.chunk_rule != "fixed":
-            return max(self.local_window, self.chunk_max_tokens + self.chunk_radius + 1)
+            return max(self.local_window, self.chunk_max_tokens + self._lookahead + 1)
         grid = self.grid
         return grid.stride_tokens if grid is not None and self.local_memory == "tail" else self.local_window
 

@@ -22,6 +22,7 @@ from isophase.models.compressor import WindowBranch
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.masks import block_mask, dense_mask
 from isophase.models.memory import CompressedCache
+from isophase.models.router import BoundaryRouter, ratio_loss
 
 
 class CompressedDecoderLayer(GradientCheckpointingLayer):  # type: ignore[misc]
@@ -99,7 +100,10 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         self.layers = nn.ModuleList(CompressedDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = RotaryAngles(config)
-        self._chunk_reader = ChunkReader(config) if config.compressed else None
+        routed = config.compressed and config.chunk_rule != "fixed" and config.chunk_score == "router"
+        routers = [BoundaryRouter(config.hidden_size) for _ in range(config.chunk_groups if routed else 0)]
+        self.routers = nn.ModuleList(routers)
+        self._chunk_reader = ChunkReader(config, routers) if config.compressed else None
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -187,6 +191,19 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
             **cache_argument(cache if use_cache else None),
         )
 
+    def router_loss(self, input_ids: torch.Tensor) -> torch.Tensor | None:
+        """What training adds to the loss so that chunks have the wanted mean length; None without routers.
+
+        Args:
+            input_ids: [B, T], as in `forward`.
+        """
+        if not len(self.routers):
+            return None
+        hidden, config = self.embed_tokens(input_ids), self.config
+        losses = [ratio_loss(r(hidden), config.chunk_threshold, config.chunk_target_tokens) for r in self.routers]
+        loss: torch.Tensor = config.router_weight * torch.stack(losses).mean()
+        return loss
+
     def _read_chunks(
         self, input_ids: torch.Tensor | None, hidden: torch.Tensor, cache: CompressedCache | None
     ) -> list[LayerChunks] | list[None]:
@@ -194,7 +211,7 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         if self._chunk_reader is None:
             return [None] * len(self.layers)
         if input_ids is None:
-            if self.config.chunk_rule != "fixed" and self.config.chunk_score != "cosine":
+            if self.config.chunk_rule != "fixed" and self.config.chunk_score in ("hash", "ranks"):
                 raise ValueError("chunks that follow the content are cut by token ids; give input_ids")
             input_ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
         chunks, state = self._chunk_reader.read(input_ids, hidden, cache.chunks if cache is not None else None)

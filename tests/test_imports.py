@@ -36,7 +36,7 @@ ALLOWED["cli"] = {*ALLOWED, "lab", "mitigate"}
 # Parts that must load where torch is not installed.
 WITHOUT_TORCH = {"statistics", "probes", "audit", "cli"}
 # Files of `targets` that are loaded only for a model in this process.
-NEEDS_TORCH = {"targets/huggingface.py", "targets/compressed.py", "targets/bundled.py"}
+NEEDS_TORCH = {"targets/huggingface.py", "targets/compressed.py", "targets/bundled.py", "targets/invariants_local.py"}
 HEAVY = {"torch", "transformers", "safetensors", "accelerate", "gguf"}
 
 

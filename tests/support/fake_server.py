@@ -53,15 +53,20 @@ class FakeServer:
         limit: context length that is told.
         forget: what is not offered, such as "/tokenize" or "usage".
         offset: shifts the ids of /tokenize: another tokenizer.
+        broken: stale (short prompts see the request before), order (all do), batch (answers depend on what is in
+            flight), warm (a known salt changes the answer), decode (generated tokens differ from prefilled ones),
+            random.
     """
 
     def __init__(self, kind="vllm", *, model="planted", port=0, period=0, weak=7, faults=None, delay=0.0, keys=(),
-                 bos=False, block=0, flips=False, limit=4096, forget=(), offset=0, log=True):  # fmt: skip
+                 bos=False, block=0, flips=False, limit=4096, forget=(), offset=0, log=True, broken=""):  # fmt: skip
         self.kind, self.model, self.port = kind, model, port
         self.period, self.weak, self.delay = period, weak, delay
         self.faults = {int(k): tuple(v) for k, v in (faults or {}).items()}
         self.keys, self.bos, self.block, self.flips, self.limit = keys, bos, block, flips, limit
-        self.forget, self.offset, self.log = set(forget), offset, log
+        self.forget, self.offset, self.log, self.broken = set(forget), offset, log, broken
+        self.salts: set[str] = set()
+        self.before: list[int] = []
         self.order: dict[str, int] = {}
         self.asked: Counter[str] = Counter()
         self.bodies: list[dict] = []
@@ -196,6 +201,7 @@ class FakeServer:
             fault = ""
         wanted = body.get("max_tokens", body.get("n_predict", body.get("sampling_params", {}).get("max_new_tokens", 1)))
         output, right = self._model(ids, wanted, self.asked[name])
+        output = self._break(output, ids, body)
         payload = json.dumps(self._format(ids, output, right, scoring, fault)).encode()
         if self.delay:
             # From the request's arrival: what this server itself needs is part of it.
@@ -212,6 +218,22 @@ class FakeServer:
         weak = weak or (self.flips and times % 2 == 0)
         other = VALUE_IDS[(VALUE_IDS.index(right) + 1) % len(VALUE_IDS)]
         return [other if weak else right, *[3] * (wanted - 1)], right
+
+    def _break(self, output, ids, body):
+        """What a faulty server would say."""
+        salt, before = body.get("cache_salt", ""), self.before
+        known, self.before = salt in self.salts, ids
+        self.salts.add(salt)
+        wrong = {
+            "stale": len(ids) <= 3 and len(before) > 3 and before[0] % 2 == 0,
+            "order": len(before) % 3 == 0,
+            "batch": self.in_flight > 2,
+            "warm": known and len(ids) > 3,
+            "random": self.requests % 3 == 0,
+        }.get(self.broken, False)
+        if self.broken == "decode" and len(output) > 2:
+            return [*output[:2], output[2] + 1, *output[3:]]
+        return [token + 1 for token in output] if wrong else output
 
     def _format(self, ids, output, right, scoring, fault):
         read = [3, *ids] if self.bos else ids

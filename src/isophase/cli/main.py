@@ -12,7 +12,7 @@ import typer.core
 from rich.console import Console
 
 from isophase import __version__
-from isophase.cli import audit, check, compare, explain, models, needle, plan, report, show, sweep, train
+from isophase.cli import audit, check, compare, explain, invariants, models, needle, plan, report, show, sweep, train
 from isophase.errors import EXIT_INTERRUPTED, IsophaseError
 
 
@@ -60,6 +60,7 @@ def _options(
 
 app.command("audit")(audit.audit)
 app.command("check")(check.check)
+app.command("invariants")(invariants.invariants)
 app.command("plan")(plan.plan)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)

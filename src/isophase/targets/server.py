@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from isophase.errors import IsophaseError
 from isophase.probes.prompt import Prompt, Tokenizer
@@ -29,9 +29,12 @@ from isophase.targets.strides import Grid
 _FATAL = (401, 403, 404)
 
 
-def is_server_spec(spec: str) -> bool:
-    """Whether a target spec is a URL."""
-    return spec.startswith(("http://", "https://"))
+class Question(NamedTuple):
+    """Ids, how many greedy tokens are wanted behind them, and the salt of the cache (None: a fresh one)."""
+
+    ids: Sequence[int]
+    tokens: int
+    salt: str | None = None
 
 
 class ServerTarget:
@@ -270,14 +273,40 @@ class ServerTarget:
                     "Start it again and repeat the command: the run resumes.",
                 ) from error
 
+    def replies(self, questions: Sequence[Question], concurrency: int = 1) -> list[Reply]:
+        """Replies as they are, for checks of the server itself.
+
+        Args:
+            questions: in the order in which they are asked.
+            concurrency: most requests in flight.
+
+        Raises:
+            RequestFailedError: one of them failed.
+            KeyError, TypeError, ValueError, IndexError: a reply is not of this kind of server.
+        """
+        turn = asyncio.Semaphore(concurrency)
+
+        async def one(question: Question) -> Reply:
+            async with turn:
+                return await self._reply(list(question.ids), question.tokens, question.salt or _salt())
+
+        async def every() -> list[Reply]:
+            return await asyncio.gather(*map(one, questions))
+
+        _ = self._added_tokens
+        return self._client.run(every())
+
+    async def _reply(self, ids: list[int], tokens: int, salt: str) -> Reply:
+        protocol = self.facts.protocol
+        # The server puts its own start-of-text before a text.
+        question = ids if protocol.takes_ids else self.tokenizer.decode(ids[len(self.tokenizer.prefix_ids) :])
+        url = protocol.url(self._client.base_url, self._client.root_url)
+        return protocol.read(await self._client.post(url, protocol.question(question, tokens, salt)))
+
     async def _generate(self, prompt: Prompt) -> Reply:
         protocol = self.facts.protocol
         ids: list[int] = prompt.ids.tolist()
-        # The server puts its own start-of-text before a text.
-        question = ids if protocol.takes_ids else self.tokenizer.decode(ids[len(self.tokenizer.prefix_ids) :])
-        body = protocol.question(question, len(prompt.answer_ids), _salt())
-        url = protocol.url(self._client.base_url, self._client.root_url)
-        reply = protocol.read(await self._client.post(url, body))
+        reply = await self._reply(ids, len(prompt.answer_ids), _salt())
         self._cached_answers += reply.cached_tokens > 0 and protocol.kind not in ("openai", "chat")
         if not protocol.takes_ids and reply.prompt_tokens is not None:
             self._counted += 1

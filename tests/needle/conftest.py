@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from isophase.probes.lexicon import PROSE
+from isophase.probes.lexicon import KEYS, PROSE, VALUES
 
 
 @pytest.fixture(scope="session")
@@ -22,9 +22,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     inner.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=700, special_tokens=["<s>", "</s>"], initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
     )
-    inner.train_from_iterator([PROSE], trainer)
+    # Some words of the records become single tokens, which audits need.
+    words = [f" {word}" for word in (*KEYS[:24], *VALUES[:24]) for _ in range(50)]
+    inner.train_from_iterator([PROSE, *words], trainer)
     PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="</s>").save_pretrained(where)
     with torch.random.fork_rng():
         torch.manual_seed(0)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isophase.chunking.layout import FixedGrid
+from isophase.chunking.layout import ChunkLayout, FixedGrid
+from isophase.chunking.rules import FixedStride
 
 
 @st.composite
@@ -26,46 +27,40 @@ def windows(grid: FixedGrid, length: int) -> list[range]:
     return closed
 
 
-@given(grids(), st.integers(0, 200))
-def test_every_token_lies_in_exactly_one_stride(grid: FixedGrid, length: int) -> None:
-    count = grid.entries(length)
-    close, anchor = grid.close(0, count), grid.anchor(0, count)
-    strides = [list(range(int(a), int(c) + 1)) for a, c in zip(anchor, close, strict=True)]
-    assert [t for stride in strides for t in stride] == list(range(count * grid.stride_tokens))
-    assert 0 <= length - count * grid.stride_tokens < grid.stride_tokens  # the rest waits for its entry
+def layout_of(grid: FixedGrid, length: int) -> ChunkLayout:
+    rule = FixedStride(stride_tokens=grid.stride_tokens)
+    flags, _ = rule.starts(torch.zeros(1, length))
+    layout, _ = ChunkLayout.from_flags(flags, rule.lookahead_tokens, 0, torch.zeros(1, dtype=torch.long))
+    return layout
 
 
+@settings(deadline=None)
 @given(grids(), st.integers(0, 200))
-def test_entries_are_the_windows_that_have_closed(grid: FixedGrid, length: int) -> None:
-    expected = windows(grid, length)
-    assert grid.entries(length) == len(expected)
-    assert grid.close(0, len(expected)).tolist() == [w[-1] for w in expected]
-    assert all(c < length for c in grid.close(0, len(expected)).tolist())
+def test_slots_are_the_windows_that_have_closed(grid: FixedGrid, length: int) -> None:
+    layout, expected = layout_of(grid, length), windows(grid, length)
+    assert layout.close_BE[0].tolist() == [window[-1] for window in expected]
+    assert layout.start_BE[0].tolist() == [window[-1] + 1 - grid.stride_tokens for window in expected]
+    position, filled = layout.slots(grid.window_tokens, grid.overlap_tokens)
+    assert [position[0, e][filled[0, e]].tolist() for e in range(layout.entries)] == [list(w) for w in expected]
+    # Windows are aligned at their last slot: it is always filled.
+    assert bool(filled[0, :, -1].all())
+
+
+@settings(deadline=None)
+@given(grids(), st.integers(1, 300))
+def test_phase_is_the_place_within_the_stride(grid: FixedGrid, length: int) -> None:
+    positions = torch.arange(length)[None]
+    phases = layout_of(grid, length).phase(positions)[0].tolist()
+    closed = length // grid.stride_tokens * grid.stride_tokens
+    assert phases == [t % grid.stride_tokens if t < closed else -1 for t in range(length)]
 
 
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(0, 150))
 def test_tokens_far_from_the_ends_lie_in_w_over_s_windows(stride: int, times: int, length: int) -> None:
-    grid = FixedGrid(window_tokens=stride * times, stride_tokens=stride)
-    closed = windows(grid, length)
+    closed = windows(FixedGrid(window_tokens=stride * times, stride_tokens=stride), length)
     # The last windows that would cover a token may not have closed yet.
-    for token in range(grid.entries(length) * stride - (times - 1) * stride):
+    for token in range(len(closed) * stride - (times - 1) * stride):
         assert sum(token in window for window in closed) == times
-
-
-@given(grids(), st.integers(0, 30), st.integers(0, 30))
-def test_a_range_of_entries_is_the_slice_of_all(grid: FixedGrid, first: int, more: int) -> None:
-    last = first + more
-    assert torch.equal(grid.close(first, last), grid.close(0, last)[first:])
-    assert torch.equal(grid.anchor(first, last), grid.anchor(0, last)[first:])
-
-
-@given(grids(), st.integers(0, 1000))
-def test_phase_is_the_place_within_the_stride(grid: FixedGrid, position: int) -> None:
-    phase = int(grid.phase(torch.tensor(position)))
-    assert phase == position % grid.stride_tokens
-    # At the boundary phase, and nowhere else, an entry closes.
-    closes = position in grid.close(0, grid.entries(position + 1)).tolist()
-    assert closes == (phase == grid.stride_tokens - 1)
 
 
 def test_overlap() -> None:

@@ -59,7 +59,7 @@ def attention(layer: Any, hidden_TD: torch.Tensor, config: Any) -> torch.Tensor:
             )
             keys, values = [], []
             first_local = 0 if grid is None else max(0, t - config.local_window + 1)
-            for e in range(grid.entries(T) if grid is not None else 0):
+            for e in range(T // grid.stride_tokens if grid is not None else 0):
                 if (e + 1) * grid.stride_tokens - 1 > t:  # not closed yet
                     continue
                 W, S = grid.window_tokens, grid.stride_tokens

@@ -12,7 +12,7 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class FixedGrid:
-    """Windows of `window` tokens, one for every `stride` tokens.
+    """Windows of `window` tokens, one for every `stride` tokens: the chunks of `FixedStride`, and an overlap.
 
     Entry `e` closes with token `(e + 1) * stride - 1` and covers the `window` tokens up to there.
     With `window > stride` the first entries reach back before token 0; those slots are empty. This
@@ -42,23 +42,6 @@ class FixedGrid:
     def overlap_tokens(self) -> int:
         """Tokens of a window that belong to the previous stride, W - S."""
         return self.window_tokens - self.stride_tokens
-
-    def entries(self, length_tokens: int) -> int:
-        """Number of closed entries after `length_tokens` tokens."""
-        return length_tokens // self.stride_tokens
-
-    def close(self, first: int, last: int, device: torch.device | None = None) -> torch.Tensor:
-        """First query position that may see each of entries `first..last-1`. Long [E]."""
-        entry_E = torch.arange(first, last, device=device)
-        return (entry_E + 1) * self.stride_tokens - 1
-
-    def anchor(self, first: int, last: int, device: torch.device | None = None) -> torch.Tensor:
-        """Position at which each entry's rotary embedding is applied: its stride's first token. Long [E]."""
-        return torch.arange(first, last, device=device) * self.stride_tokens
-
-    def phase(self, position_tokens: torch.Tensor) -> torch.Tensor:
-        """Phase of each absolute token position, 0..S-1."""
-        return position_tokens % self.stride_tokens
 
 
 NEVER = 1 << 62

@@ -100,14 +100,7 @@ class CompressedAttention(nn.Module):
             layer = memory.layers[self.layer_idx] if memory is not None else None
             assert layer is None or isinstance(layer, CompressedLayer)
             open_BTD = hidden_BTD if layer is None else layer.open_window(hidden_BTD)
-            first_token = chunks.past_tokens + hidden_BTD.shape[1] - open_BTD.shape[1]
-            entry_key, entry_value = self.compressor(open_BTD, first_token, chunks)
-            entry_key = rotate(self.k_norm(entry_key).transpose(1, 2), entry_rotary)
-            entry_value = entry_value.transpose(1, 2)
-            if chunks.confidence_BGE is not None:
-                share = entry_key.shape[1] // chunks.confidence_BGE.shape[1]
-                sure_BKE1 = chunks.confidence_BGE.repeat_interleave(share, dim=1)[..., None].to(entry_key.dtype)
-                entry_key, entry_value = entry_key * sure_BKE1, entry_value * sure_BKE1
+            entry_key, entry_value = self._close(open_BTD, hidden_BTD.shape[1], entry_rotary, chunks)
             if layer is None:
                 key = torch.cat([entry_key, key], dim=2)
                 value = torch.cat([entry_value, value], dim=2)
@@ -127,3 +120,28 @@ class CompressedAttention(nn.Module):
             scaling=self.scaling,
         )
         return self.o_proj(output.reshape(*asking.shape[:2], -1).contiguous()), weights
+
+    def _close(
+        self, open_BTD: torch.Tensor, new_tokens: int, entry_rotary: Rotary, chunks: LayerChunks
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys, rotary applied, and values of the entries that close, each [B, K, E, H].
+
+        Args:
+            open_BTD: states of open tokens, the new ones last.
+            new_tokens: how many of them are new.
+            entry_rotary: cosine and sine at the anchors.
+            chunks: what closes.
+        """
+        assert self.compressor is not None
+        if not chunks.layouts[0].entries:  # most steps of decoding
+            none = open_BTD.new_zeros(len(open_BTD), self.compressor.keys.heads, 0, self.head_dim)
+            return none, none
+        first_token = chunks.past_tokens + new_tokens - open_BTD.shape[1]
+        key, value = self.compressor(open_BTD, first_token, chunks)
+        key = rotate(self.k_norm(key).transpose(1, 2), entry_rotary)
+        value = value.transpose(1, 2)
+        if chunks.confidence_BGE is not None:
+            share = key.shape[1] // chunks.confidence_BGE.shape[1]
+            sure_BKE1 = chunks.confidence_BGE.repeat_interleave(share, dim=1)[..., None].to(key.dtype)
+            key, value = key * sure_BKE1, value * sure_BKE1
+        return key, value

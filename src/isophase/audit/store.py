@@ -158,7 +158,62 @@ def another_plan(folder: Path, difference: str) -> IsophaseError:
     )
 
 
-class RunFolder:
+class AnswersFile:
+    """The `answers.jsonl` of a run folder, open for appending; one process at a time.
+
+    Attributes:
+        folder: of the run.
+    """
+
+    folder: Path
+
+    def _open(self) -> None:
+        """Open the file and lock it.
+
+        Raises:
+            IsophaseError: if it cannot be written, or is in use.
+        """
+        try:
+            # Unbuffered: after a failed write nothing may wait in a buffer to be written later.
+            self._file = (self.folder / ANSWERS).open("ab", buffering=0)
+        except OSError as error:
+            raise write_error(self.folder, error) from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._file.close()
+            raise IsophaseError(f"{str(self.folder)!r} is in use by another process.", "Wait for it to end.") from error
+
+    def _cut(self, whole_bytes: int) -> None:
+        """Cut off the torn line that a killed run may leave, before anything is appended to it."""
+        os.truncate(self._file.fileno(), whole_bytes)
+
+    def _append(self, lines: bytes) -> None:
+        """Append whole lines, durable before the call returns.
+
+        Raises:
+            IsophaseError: if the disk is full; what was there before is kept.
+        """
+        size = os.fstat(self._file.fileno()).st_size
+        try:
+            data = memoryview(lines)
+            while data:
+                data = data[self._file.write(data) :]
+            os.fdatasync(self._file.fileno())
+        except OSError as error:
+            os.truncate(self._file.fileno(), size)
+            raise write_error(self.folder, error) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+class RunFolder(AnswersFile):
     """A run folder open for appending; one process at a time.
 
     Args:
@@ -180,18 +235,11 @@ class RunFolder:
                 write_atomically(folder / PLAN, plan.model_dump_json(indent=2) + "\n")
             elif read_plan(folder) != plan:
                 raise another_plan(folder, "")
-            # Unbuffered: after a failed write nothing may wait in a buffer to be written later.
-            self._file = (folder / ANSWERS).open("ab", buffering=0)
         except OSError as error:
             raise write_error(folder, error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise IsophaseError(f"{str(folder)!r} is in use by another process.", "Wait for it to end.") from error
+        self._open()
         self.answers, whole = read_answers(folder)
-        # Cut the torn line off before anything is appended to it.
-        os.truncate(self._file.fileno(), whole)
+        self._cut(whole)
 
     def append(self, answers: Sequence[tuple[int, Answer]]) -> None:
         """Append answers in one write, durable before the call returns.
@@ -199,15 +247,7 @@ class RunFolder:
         Raises:
             IsophaseError: if the disk is full; what was there before is kept.
         """
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            data = memoryview(b"".join(encode_answer(row, answer) for row, answer in answers))
-            while data:
-                data = data[self._file.write(data) :]
-            os.fdatasync(self._file.fileno())
-        except OSError as error:
-            os.truncate(self._file.fileno(), size)
-            raise write_error(self.folder, error) from error
+        self._append(b"".join(encode_answer(row, answer) for row, answer in answers))
         self.answers.update(answers)
 
     def write_manifest(self, facts: dict[str, Any]) -> None:
@@ -216,14 +256,6 @@ class RunFolder:
             write_atomically(self.folder / MANIFEST, json.dumps(facts, indent=2, sort_keys=True) + "\n")
         except OSError as error:
             raise write_error(self.folder, error) from error
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -109,7 +109,6 @@ class LayerChunks:
 
     Attributes:
         layouts: chunks that close in this call, one per group, padded alike.
-        counts_BG: entries that each group held before this call.
         close_BGE: first query position that may see each entry, old ones included, long; `NEVER` in padding.
         uncovered_BGT: first token that lies in no entry that query t can see.
         past_tokens: tokens read before this call.
@@ -118,7 +117,6 @@ class LayerChunks:
     """
 
     layouts: tuple[ChunkLayout, ...]
-    counts_BG: torch.Tensor
     close_BGE: torch.Tensor
     uncovered_BGT: torch.Tensor
     past_tokens: int
@@ -242,7 +240,6 @@ def _layer(
     return LayerChunks(
         confidence_BGE=torch.stack(sure, dim=1) if sure else None,
         layouts=tuple(padded),
-        counts_BG=counts_BG,
         close_BGE=close_BGE,
         uncovered_BGT=torch.stack(uncovered, dim=1),
         past_tokens=past,

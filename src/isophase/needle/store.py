@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from isophase.atomic import write_atomically
-from isophase.audit.store import write_error
+from isophase.audit.store import ANSWERS, AnswersFile, write_error
 from isophase.errors import IsophaseError
 from isophase.needle.settings import NeedleSettings
 
-SETTINGS, ANSWERS = "settings.json", "answers.jsonl"
+SETTINGS = "settings.json"
 
 
 class NeedleAnswer(BaseModel):
@@ -41,7 +38,7 @@ class NeedleAnswer(BaseModel):
     stored_bytes: tuple[int, ...]
 
 
-class NeedleFolder:
+class NeedleFolder(AnswersFile):
     """A run folder open for appending; one process at a time.
 
     Args:
@@ -65,17 +62,11 @@ class NeedleFolder:
                 )
             else:
                 write_atomically(folder / SETTINGS, settings.model_dump_json(indent=2) + "\n")
-            self._file = (folder / ANSWERS).open("ab", buffering=0)
         except OSError as error:
             raise write_error(folder, error) from error
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            self._file.close()
-            raise IsophaseError(f"{str(folder)!r} is in use by another process.", "Wait for it to end.") from error
+        self._open()
         self.answers, whole = read_answers(folder)
-        # A killed run may leave half a line; nothing may be appended to it.
-        os.truncate(self._file.fileno(), whole)
+        self._cut(whole)
 
     def _compare(self, settings: NeedleSettings) -> None:
         then, now = read_settings(self.folder).model_dump(), settings.model_dump()
@@ -92,24 +83,8 @@ class NeedleFolder:
         Raises:
             IsophaseError: if the disk is full; what was there before is kept.
         """
-        size = os.fstat(self._file.fileno()).st_size
-        try:
-            data = memoryview(answer.model_dump_json().encode() + b"\n")
-            while data:
-                data = data[self._file.write(data) :]
-            os.fdatasync(self._file.fileno())
-        except OSError as error:
-            os.truncate(self._file.fileno(), size)
-            raise write_error(self.folder, error) from error
+        self._append(answer.model_dump_json().encode() + b"\n")
         self.answers[answer.row] = answer
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
 
 
 def read_settings(folder: Path) -> NeedleSettings:

@@ -218,6 +218,72 @@ def test_reorder_repeat_and_select_keep_every_row_its_own(name: str) -> None:
         torch.testing.assert_close(torch.cat(found, dim=1), expected, atol=5e-5, rtol=1e-4)
 
 
+@settings(max_examples=60, deadline=None)
+@given(memories, st.integers(1, 3), st.integers(0, 30), st.lists(st.integers(0, 9), min_size=1, max_size=4), st.data())
+def test_tokens_taken_back_leave_no_trace(
+    name: str, rows: int, before: int, calls: list[int], data: st.DataObject
+) -> None:
+    model, ids = build(name), text(rows, before + sum(calls) + 1)
+    memory = CompressedCache(model.config)
+    end = before
+    with torch.no_grad():
+        if before:
+            model(ids[:, :before], **cache_argument(memory))
+        memory.activate_past_recording()
+        for new in [n for n in calls if n]:
+            model(ids[:, end : end + new], **cache_argument(memory))
+            end += new
+        if end == 0:
+            return
+        back = data.draw(st.integers(0, end - before))
+        if data.draw(st.booleans()):  # a reordering between reading and taking back
+            memory.reorder_cache(torch.arange(rows).flip(0))
+            ids = ids.flip(0)
+        memory.crop(-back)
+        assert memory.get_seq_length() == end - back
+        other = text(rows, 15, seed=7)
+        found = [model(part, **cache_argument(memory)).logits for part in other.split(4, dim=1)]
+        memory.crop(0)
+        fresh, twin = read(model, torch.cat([ids[:, : end - back], other], dim=1), [])
+        torch.testing.assert_close(torch.cat(found, dim=1), fresh[:, end - back :], atol=5e-5, rtol=1e-4)
+        for layer, expected in zip(memory.layers, twin.layers, strict=True):
+            counts = layer.pages.counts_BG
+            assert torch.equal(counts, expected.pages.counts_BG)
+            filled = torch.arange(layer.keys.shape[2]) < counts[..., None]  # the rest is padding
+            filled = filled.repeat_interleave(layer.keys.shape[1] // counts.shape[1], dim=1)
+            torch.testing.assert_close(layer.keys[filled], expected.keys[filled], atol=5e-5, rtol=1e-4)
+            assert layer.local_keys.shape == expected.local_keys.shape
+            assert layer.open_hidden.shape == expected.open_hidden.shape
+
+
+def test_only_what_was_recorded_can_be_taken_back() -> None:
+    model, ids = build("hash by head"), text(1, 20)
+    _, memory = read(model, ids, [])
+    assert not memory.is_croppable
+    memory.activate_past_recording()
+    assert memory.is_croppable
+    model(text(1, 4, seed=1), **cache_argument(memory))
+    for tokens in (-5, 3):
+        with pytest.raises(ValueError, match="4 tokens can be taken back"):
+            memory.crop(tokens)
+    assert memory.get_seq_length() == 24
+    memory.crop(-4)
+    assert memory.get_seq_length() == 20
+
+
+@pytest.mark.parametrize("name", sorted(MEMORIES))
+def test_assisted_generation_equals_plain(name: str) -> None:
+    # Token 0 is padding, which transformers masks in what it hands to an assistant.
+    model, ids = build(name), text(1, 19).clamp(min=1)
+    how = {"max_new_tokens": 14, "eos_token_id": None, "do_sample": False, "suppress_tokens": [0]}
+    how["attention_mask"] = torch.ones_like(ids)
+    expected = model.generate(ids, **how)
+    assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=4, **how), expected)
+    assistant = build("hash" if name != "hash" else "overlap")
+    assistant.generation_config.suppress_tokens = [0]
+    assert torch.equal(model.generate(ids, assistant_model=assistant, **how), expected)
+
+
 @pytest.mark.parametrize("name", sorted(MEMORIES))
 @pytest.mark.parametrize("how", [{}, {"num_beams": 3}, {"num_return_sequences": 2, "do_sample": True}])
 def test_generate_with_the_memory_equals_without(name: str, how: dict[str, Any]) -> None:

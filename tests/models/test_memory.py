@@ -100,9 +100,9 @@ def test_what_it_cannot_do_raises(make_model, read, draw_ids) -> None:
     _, memory = read(make_model(8, 4), draw_ids(1, 14), [])
     layer = memory.layers[0]
     before = {name: tensor.clone() for name, tensor in layer._states().items()}
-    with pytest.raises(ValueError, match="cannot be cropped"):
+    with pytest.raises(ValueError, match=r"cannot be cropped by -3: 0 tokens.*activate_past_recording"):
         memory.crop(-3)
-    with pytest.raises(ValueError, match="cannot be cropped"):
+    with pytest.raises(ValueError, match="cannot be cropped alone"):
         layer.crop(5)
     memory.crop(0)
     with pytest.raises(TypeError, match="append"):

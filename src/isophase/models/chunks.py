@@ -198,6 +198,12 @@ class ChunkReader:
         )
         return [made[groups] for groups in self._layers], after_state
 
+    def counts(self, state: ChunkState) -> list[torch.Tensor]:
+        """Entries closed so far, by layer, each long [B or 1, G]."""
+        rows = max(len(count) for count in state.counts)
+        counts = [count.expand(rows) for count in state.counts]
+        return [torch.stack([counts[n] for n in groups], dim=1) for groups in self._layers]
+
 
 class _Found(NamedTuple):
     """What one rule found in a call."""

@@ -5,12 +5,12 @@ Legend: B batch, K KV heads, E entries, L local tokens, T new tokens, D model wi
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
-from isophase.models.chunks import ChunkState, LayerChunks
+from isophase.models.chunks import ChunkReader, ChunkState, LayerChunks
 from isophase.models.pages import PagedEntries
 
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
 
     What is kept between calls: entries of closed chunks, ragged, in pages; the hidden states of tokens that
     a later entry may still read; the exact keys and values that a later query may still read. Prefill in
-    any split therefore gives the entries of one shot.
+    any split therefore gives the entries of one shot. While the past is recorded, nothing older is dropped
+    until the next crop, so that the tokens read since then can be taken back.
 
     Args:
         open_tokens: most tokens that lie in no entry yet, with the overlap that their entry reads.
         exact_tokens: most exact tokens that a query reads, its own included.
     """
 
-    is_croppable = False
-
     # Not `super().__init__()`: it would set `keys` and `values`, which are views here.
     def __init__(self, open_tokens: int, exact_tokens: int) -> None:
         self.open_tokens, self.exact_tokens = open_tokens, exact_tokens
+        self.record_past = False
         self._clear()
 
     def _clear(self) -> None:
@@ -58,7 +58,7 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         """Hidden states from the first that an unfinished entry may read to the newest. [B, *, D]."""
         if self.open_hidden is None:
             return hidden_BTD
-        return torch.cat([self.open_hidden, hidden_BTD], dim=1)
+        return torch.cat([_last(self.open_hidden, self.open_tokens, 1), hidden_BTD], dim=1)
 
     def append(
         self,
@@ -84,19 +84,48 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
             [B, K, E + L, H]; L is at most `exact_tokens - 1 + T`.
         """
         entry_keys, entry_values = self.pages.append(entry_keys_BKEH, entry_values_BKEH, chunks.filled_BGE)
-        keys, values = keys_BKTH, values_BKTH
+        keys, values, new = keys_BKTH, values_BKTH, keys_BKTH.shape[2]
         if self.local_keys is not None:
             assert self.local_values is not None
             keys = torch.cat([self.local_keys, keys], dim=2)
             values = torch.cat([self.local_values, values], dim=2)
-        self.cumulative_length += keys_BKTH.shape[2]
-        keep = min(self.exact_tokens - 1, keys.shape[2])
-        # Copies: a slice would keep the tensors of the whole prompt alive.
-        self.local_keys = keys[:, :, keys.shape[2] - keep :].clone()
-        self.local_values = values[:, :, values.shape[2] - keep :].clone()
-        self.open_hidden = hidden_BTD[:, max(0, hidden_BTD.shape[1] - self.open_tokens) :].clone()
+            if self.record_past:
+                assert self.open_hidden is not None
+                hidden_BTD = torch.cat([self.open_hidden, hidden_BTD[:, -new:]], dim=1)
+        self.cumulative_length += new
         self.is_initialized = True
-        return torch.cat([entry_keys, keys], dim=2), torch.cat([entry_values, values], dim=2)
+        self.local_keys, self.local_values, self.open_hidden = keys, values, hidden_BTD
+        if not self.record_past:
+            self._trim()
+        read = self.exact_tokens - 1 + new
+        near_keys, near_values = _last(keys, read, 2), _last(values, read, 2)
+        return torch.cat([entry_keys, near_keys], dim=2), torch.cat([entry_values, near_values], dim=2)
+
+    def take_back(self, tokens: int, counts_BG: torch.Tensor | None) -> None:
+        """Forget the newest tokens, then what is older than any later call can read.
+
+        Args:
+            tokens: how many, all of them read since the past is recorded or was last cropped.
+            counts_BG: entries that each sequence had closed before them, [B or 1, G]; None: none of them closed one.
+        """
+        if counts_BG is not None:
+            self.pages.truncate(counts_BG.expand(self.pages.counts_BG.shape))
+        self.cumulative_length -= tokens
+        if self.local_keys is not None and self.local_values is not None and self.open_hidden is not None:
+            end = self.local_keys.shape[2] - tokens
+            self.local_keys, self.local_values = self.local_keys[:, :, :end], self.local_values[:, :, :end]
+            self.open_hidden = self.open_hidden[:, : self.open_hidden.shape[1] - tokens]
+            self._trim()
+
+    def _trim(self) -> None:
+        """Drop what no later call can read."""
+        assert self.local_keys is not None
+        assert self.local_values is not None
+        assert self.open_hidden is not None
+        # Copies: a slice would keep the tensors of the whole prompt alive.
+        self.local_keys = _last(self.local_keys, self.exact_tokens - 1, 2).clone()
+        self.local_values = _last(self.local_values, self.exact_tokens - 1, 2).clone()
+        self.open_hidden = _last(self.open_hidden, self.open_tokens, 1).clone()
 
     def stored_bytes(self) -> int:
         """Bytes of all tensors that this layer keeps between calls."""
@@ -155,10 +184,42 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
             rows = torch.arange(len(self.local_keys), device=self.local_keys.device)
             self._select(rows.repeat_interleave(repeats))
 
+    @property
+    def is_croppable(self) -> bool:
+        """Whether tokens can be taken back: those read since the past is recorded."""
+        return self.record_past
+
+    def activate_past_recording(self) -> None:
+        """Keep what a crop needs; from then on every crop, of 0 tokens too, drops what is older."""
+        self.record_past = True
+
     def crop(self, tokens_to_remove: int) -> None:
-        """Refuse, unless nothing is to be removed: closed entries cannot be reopened."""
+        """Refuse, unless nothing is to be removed: where chunks are is the whole cache's business."""
         if tokens_to_remove != 0:
-            raise ValueError("a compressed memory cannot be cropped: the tokens of closed entries are gone")
+            raise ValueError("a layer of a compressed memory cannot be cropped alone; crop the cache")
+
+
+def _last(states: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
+    """The last tokens of `states`, at most so many."""
+    length = states.shape[dim]
+    return states.narrow(dim, max(0, length - tokens), min(tokens, length))
+
+
+class _Recorded(NamedTuple):
+    """One call that can be taken back."""
+
+    before: ChunkState | None
+    ids_BT: torch.Tensor
+    hidden_BTD: torch.Tensor | None
+    reader: ChunkReader
+
+    def select(self, rows: torch.Tensor) -> _Recorded:
+        rows = rows.to(self.ids_BT.device)
+        return self._replace(
+            before=None if self.before is None else self.before.select(rows),
+            ids_BT=self.ids_BT.index_select(0, rows),
+            hidden_BTD=None if self.hidden_BTD is None else self.hidden_BTD.index_select(0, rows),
+        )
 
 
 class CompressedCache(Cache):  # type: ignore[misc]
@@ -176,15 +237,62 @@ class CompressedCache(Cache):  # type: ignore[misc]
             ]
         )
         self.chunks: ChunkState | None = None
+        self._recorded: list[_Recorded] = []
+
+    def read_chunks(
+        self, reader: ChunkReader, ids_BT: torch.Tensor, hidden_BTD: torch.Tensor | None
+    ) -> list[LayerChunks]:
+        """Find the boundaries of new tokens; arguments and result as of `ChunkReader.read`."""
+        if any(layer.record_past for layer in self.layers if isinstance(layer, CompressedLayer)):
+            self._recorded.append(_Recorded(self.chunks, ids_BT, hidden_BTD, reader))
+        layers, self.chunks = reader.read(ids_BT, hidden_BTD, self.chunks)
+        return layers
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Take back the newest tokens.
+
+        Args:
+            tokens_to_remove: 0 or negative, as everywhere in transformers: -3 takes three back.
+
+        Raises:
+            ValueError: for tokens that were read before the past was recorded, or before the last crop; the memory
+                is then unchanged.
+        """
+        tokens_to_remove = int(tokens_to_remove)  # transformers 5.17 hands over a tensor
+        if self.chunks is None:
+            return super().crop(tokens_to_remove)  # type: ignore[no-any-return]
+        recorded = sum(call.ids_BT.shape[1] for call in self._recorded)
+        if not 0 <= -tokens_to_remove <= recorded:
+            raise ValueError(
+                f"a compressed memory cannot be cropped by {tokens_to_remove}: {recorded} tokens can be taken back, "
+                "those read since the last crop while the past was recorded (activate_past_recording)"
+            )
+        counts: list[torch.Tensor] | None = None
+        left = recorded + tokens_to_remove
+        if tokens_to_remove:
+            # The calls are read again up to the last token that stays: boundaries are cheap, and theirs alone.
+            for call in self._recorded:
+                tokens = min(left, call.ids_BT.shape[1])
+                left -= tokens
+                hidden = None if call.hidden_BTD is None else call.hidden_BTD[:, :tokens]
+                _, self.chunks = call.reader.read(call.ids_BT[:, :tokens], hidden, call.before)
+                counts = call.reader.counts(self.chunks)
+                if not left:
+                    break
+        self._recorded = []
+        for number, layer in enumerate(self.layers):
+            assert isinstance(layer, CompressedLayer)
+            layer.take_back(-tokens_to_remove, None if counts is None else counts[number])
 
     def _select_chunks(self, rows: torch.Tensor) -> None:
         if self.chunks is not None:
             self.chunks = self.chunks.select(rows)
+        self._recorded = [call.select(rows) for call in self._recorded]
 
     def reset(self) -> None:
         """Forget everything."""
         super().reset()
-        self.chunks = None
+        self.chunks, self._recorded = None, []
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         """Reorder rows for beam search."""

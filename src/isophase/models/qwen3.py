@@ -214,10 +214,9 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
             if self.config.chunk_rule != "fixed" and self.config.chunk_score in ("hash", "ranks"):
                 raise ValueError("chunks that follow the content are cut by token ids; give input_ids")
             input_ids = torch.zeros(hidden.shape[:2], dtype=torch.long, device=hidden.device)
-        chunks, state = self._chunk_reader.read(input_ids, hidden, cache.chunks if cache is not None else None)
         if cache is not None:
-            cache.chunks = state
-        return chunks
+            return cache.read_chunks(self._chunk_reader, input_ids, hidden)
+        return self._chunk_reader.read(input_ids, hidden, None)[0]
 
     def _entry_rotary(self, hidden: torch.Tensor, chunks: LayerChunks) -> Rotary:
         """Angles at the anchors of new entries, each [B or 1, K or 1, E, R]."""
@@ -294,6 +293,10 @@ class CompressedQwen3ForCausalLM(CompressedQwen3PreTrainedModel, GenerationMixin
                 )
             if model_kwargs.get(CACHE_ARGUMENT) is None:
                 model_kwargs[CACHE_ARGUMENT] = CompressedCache(self.config)
+                if getattr(
+                    generation_config, "is_assistant", False
+                ):  # its tokens are taken back where they are refused
+                    model_kwargs[CACHE_ARGUMENT].activate_past_recording()
         return super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
 
 

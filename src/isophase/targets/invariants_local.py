@@ -33,7 +33,8 @@ _EXPLAINED = {
     "a weak phase may be where decoding began.",
     "short prompt after another request": "State of an earlier request leaks into the next one.",
     "warm against cold prefix": "A cache that is continued twice is shared where it should be copied.",
-    "rollback": "A cropped cache still holds what was cut: speculative decoding would go wrong.",
+    "rollback": "A cropped cache still holds what was cut: speculative decoding and whatever else cuts it back would "
+    "get other answers, and no error. (transformers refuses assisted generation for stateful models.)",
     "beam reorder": "Compressor state does not follow its row when rows are reordered.",
     "batch-mates": "A row's answer depends on the rows beside it.",
     "right padding": "Pads behind a prompt reach its entries.",
@@ -202,7 +203,13 @@ class LocalInvariants:
 
     def _cropped(self, tokens: int) -> float:
         start = self.length - self.stride
-        _, cache = self._read(self.a_1T[:, :start])
+        _, cache = self._read(self.a_1T[:, : start - tokens])
+        # Memories that drop what they have compressed keep what a crop needs only when they are told to.
+        if hasattr(cache, "activate_past_recording"):
+            cache.activate_past_recording()
+        self._read(self.a_1T[:, start - tokens : start], cache)
+        if not getattr(cache, "is_croppable", True):
+            raise NotTestableError("the cache says that it cannot be cut back, and assisted generation refuses it")
         try:
             cache.crop(-tokens)
         except (NotImplementedError, ValueError, RuntimeError, AttributeError, TypeError) as error:

@@ -34,8 +34,9 @@ def run(check):
 def test_a_sound_compressed_model_fails_with_pads_on_the_left_and_cut_caches(checks):
     outcomes = {outcome.name: outcome for outcome in checks(stride_tokens=4).run()}
     statuses = {name: outcome.status for name, outcome in outcomes.items()}
-    # transformers cuts the window of such a cache back, but neither its entries nor its open tokens.
-    assert statuses.pop("rollback") == "fail"
+    # transformers 5.24 cuts the window of such a cache back, but neither its entries nor its open tokens; 5.17
+    # refuses.
+    assert statuses.pop("rollback") in ("fail", "not testable")
     assert statuses.pop("left padding") == "fail"
     assert set(statuses.values()) == {"pass"}, outcomes
     left = outcomes["left padding"]

@@ -1,0 +1,1 @@
+"""Remedies for models that are already deployed."""

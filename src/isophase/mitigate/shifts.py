@@ -1,0 +1,113 @@
+"""At how many neutral tokens a request is asked again, and the neutral text that makes so many tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from isophase.errors import IsophaseError
+
+MOST_SHIFT_TOKENS = 65_536
+"""Longest stride that shifts are spread over; beyond that the neutral text would be longer than most prompts."""
+
+DEFAULT_UNIT = " ."
+"""Neutral text of one token in nearly every vocabulary. White space is quieter, but merges: eight spaces are
+often one token, and the phase then moves by one."""
+
+_WHITE_UNITS = ("\n", " ", " \n", "\n ", "\t", "\t\n", " \t", "\r\n")
+_HEAD_CHARACTERS = 64
+_MOST_UNITS_PER_TOKEN = 4
+
+
+class Counts(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`, no special tokens added."""
+
+
+def choose_shifts(strides_tokens: Sequence[int], count: int) -> tuple[int, ...]:
+    """Choose shifts that meet the phases of several strides as evenly as so few can.
+
+    They spread over the largest stride; each moves to the nearest place at which it also takes its turn at the
+    residues of the smaller strides, which plain steps of 16 over 4 and 128 would miss.
+
+    Args:
+        strides_tokens: strides S of the model, each >= 1, in any order.
+        count: number of shifts wanted, the unshifted request included, >= 1.
+
+    Returns:
+        Distinct shifts in ascending order, the first one 0: `count` of them, or the largest stride if that is
+        less, which then covers every phase. For every stride S, `min(count, S)` residues differ, save where
+        `count` nears the largest stride.
+
+    Raises:
+        IsophaseError: no stride, a stride or count below 1, or a stride above `MOST_SHIFT_TOKENS`.
+    """
+    strides = sorted(set(strides_tokens))
+    if not strides or strides[0] < 1 or strides[-1] > MOST_SHIFT_TOKENS:
+        shown = ", ".join(map(str, strides)) or "missing"
+        raise IsophaseError(f"the stride is {shown}.", f"Give one or more of 1 to {MOST_SHIFT_TOKENS:,} tokens.")
+    if count < 1:
+        raise IsophaseError(f"the number of shifts is {count}; it must be at least 1.", "Give 1 or more.")
+    span = strides[-1]
+    count = min(count, span)
+    chosen = [0]
+    used = {0}
+    for number in range(1, count):
+        wanted = [(stride, _turn(number, count, stride)) for stride in strides]
+        free = (place for place in range(span) if place not in used)
+        best = min(free, key=lambda place: (_distance(place, wanted), place))
+        chosen.append(best)
+        used.add(best)
+    return tuple(sorted(chosen))
+
+
+def neutral_text(shift_tokens: int, *, before: str, tokenizer: Counts | None, unit: str = DEFAULT_UNIT) -> str:
+    """Text that puts exactly so many tokens before a text and leaves the text's own tokens as they are.
+
+    Args:
+        shift_tokens: >= 0.
+        before: the text that it will stand before; only its beginning is looked at.
+        tokenizer: of the model; None: `unit`, repeated, is believed to be a token each.
+        unit: neutral text of one token; tried last where a tokenizer is known.
+
+    Returns:
+        The neutral text, to be joined with `before`; empty for 0.
+
+    Raises:
+        IsophaseError: no repeated white space, nor the unit, makes so many tokens there.
+    """
+    if shift_tokens == 0:
+        return ""
+    if tokenizer is None:
+        return unit * shift_tokens
+    head = before[:_HEAD_CHARACTERS]
+    plain = tokenizer.encode(head)
+    for candidate in (*_WHITE_UNITS, unit):
+        for repeats in range(shift_tokens, _MOST_UNITS_PER_TOKEN * shift_tokens + 1):
+            text = candidate * repeats
+            ids = tokenizer.encode(text + head)
+            if len(ids) == shift_tokens + len(plain) and ids[shift_tokens:] == plain:
+                return text
+            # More repeats never make fewer tokens by much; the first is already too long, or all merge.
+            if len(ids) > 2 * (shift_tokens + len(plain)) or (repeats > shift_tokens + 8 and len(ids) < shift_tokens):
+                break
+    raise IsophaseError(
+        f"no neutral text makes exactly {shift_tokens} tokens before {head[:20]!r} with this tokenizer.",
+        "Give --unit a word of one token.",
+    )
+
+
+def _turn(number: int, count: int, stride: int) -> float:
+    """Residue that shift `number` of `count` should take: spread out, or in turn where there are more shifts."""
+    return number * stride / count if count <= stride else float(number % stride)
+
+
+def _distance(place: int, wanted: Sequence[tuple[int, float]]) -> float:
+    """How far a place is from what each stride wants, in strides."""
+    total = 0.0
+    for stride, residue in wanted:
+        apart = abs(place % stride - residue)
+        total += min(apart, stride - apart) / stride
+    return total

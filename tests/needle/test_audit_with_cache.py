@@ -8,18 +8,18 @@ import sys
 import pytest
 
 from isophase.cli.main import main
-from isophase.cli.options import with_caches
+from isophase.cli.options import with_variants
 from isophase.errors import IsophaseError
 
 
 def test_every_model_with_every_method() -> None:
-    assert with_caches(["hf:a", "planted:period=4"], ["full", "snapkv(budget=64)"]) == [
+    assert with_variants(["hf:a", "planted:period=4"], ["full", "snapkv(budget=64)"], None) == [
         "hf:a|full", "hf:a|snapkv(budget=64)", "planted:period=4",
     ]  # fmt: skip
-    assert with_caches(["hf:a"], None) == ["hf:a"]
+    assert with_variants(["hf:a"], None, None) == ["hf:a"]
     for targets in (None, ["planted:period=4"]):
         with pytest.raises(IsophaseError, match="--cache compresses hf: targets, and none is given"):
-            with_caches(targets, ["full"])
+            with_variants(targets, ["full"], None)
 
 
 def run(monkeypatch, capsys, *arguments: str) -> tuple[int, str, str]:

@@ -34,6 +34,7 @@ def audit(
     margin: opt.Margin = 0.02,
     gguf: opt.Gguf = None,
     cache: opt.Cache = None,
+    vote: opt.Vote = None,
     server: opt.Server = "auto",
     tokenizer: opt.TokenizerOption = None,
     concurrency: opt.Concurrency = 16,
@@ -56,7 +57,7 @@ def audit(
         targets, stride = ["planted:period=8,amplitude=.15,accuracy=.75,noise=.1,trend=.2"], "scan"
         control = "planted:amplitude=0,accuracy=.75,noise=.1,trend=.2"
     settings = opt.audit_settings(
-        opt.with_caches(targets, cache), control, probe, stride, items, records, length, window, seed,
+        opt.with_variants(targets, cache, vote), control, probe, stride, items, records, length, window, seed,
         demonstrations, key_tokens, value_tokens, style, margin, gguf, server, tokenizer,
     )  # fmt: skip
     open_target = opt.opener(gguf, opt.server_options(server, tokenizer, concurrency, timeout))

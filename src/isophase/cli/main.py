@@ -12,7 +12,24 @@ import typer.core
 from rich.console import Console
 
 from isophase import __version__
-from isophase.cli import audit, check, compare, explain, invariants, models, needle, plan, report, show, sweep, train
+from isophase.cli import (
+    align,
+    audit,
+    check,
+    compare,
+    embed,
+    explain,
+    invariants,
+    models,
+    needle,
+    plan,
+    report,
+    search,
+    serve,
+    show,
+    sweep,
+    train,
+)
 from isophase.errors import EXIT_INTERRUPTED, IsophaseError
 
 
@@ -70,6 +87,10 @@ app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("explain")(explain.explain)
 app.command("needle")(needle.needle)
+app.add_typer(embed.embed, name="embed")
+app.command("search")(search.search)
+app.command("align")(align.align)
+app.command("serve")(serve.serve)
 
 
 def main() -> None:

@@ -17,8 +17,9 @@ from isophase.audit.schema import Report
 from isophase.audit.settings import AuditSettings, Plan
 from isophase.audit.store import write_error
 from isophase.errors import IsophaseError
+from isophase.mitigate.specs import open_target, vote_suffix
 from isophase.probes import PROBE_NAMES, STYLES
-from isophase.targets import SERVER_CHOICES, ServerOptions, Target, open_target
+from isophase.targets import SERVER_CHOICES, ServerOptions, Target
 
 DEFAULT_TARGETS = ("isophase:w8s8", "isophase:w4s4")
 
@@ -77,6 +78,15 @@ Cache = Annotated[
         show_default=False,
     ),
 ]
+Vote = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--vote",
+        help="Let local models answer by a vote: a number of shifts, or shifts such as 0,8,16; then maybe a rule: "
+        "majority, confidence, mean-log-probability, mean-probability. Repeat it to compare; 1 is no vote.",
+        show_default=False,
+    ),
+]
 Gguf = Annotated[str | None, typer.Option(help="GGUF file inside an hf: folder.")]
 Out = Annotated[
     Path | None,
@@ -88,21 +98,26 @@ Json = Annotated[
 ]
 
 
-def with_caches(targets: list[str] | None, caches: list[str] | None) -> list[str] | None:
-    """Every hf: target once for each method, in its place; others as they are.
+def with_variants(targets: list[str] | None, caches: list[str] | None, votes: list[str] | None) -> list[str] | None:
+    """Every target once for each cache method and each vote that it can have, in its place; others as they are.
 
     Raises:
-        IsophaseError: if a cache is asked for and there is no hf: target.
+        IsophaseError: if a cache or a vote is asked for and no target can have one.
     """
-    if not caches:
+    if caches and votes:
+        raise IsophaseError("--cache and --vote are given together.", "Measure them one at a time.")
+    if not caches and not votes:
         return targets
-    if not any(spec.startswith("hf:") for spec in targets or []):
-        raise IsophaseError("--cache compresses hf: targets, and none is given.", "Give hf:PATH_OR_ID.")
-    return [
-        spec if method is None else f"{spec}|{method}"
-        for spec in targets or []
-        for method in (caches if spec.startswith("hf:") else [None])
-    ]
+    suffixes = [f"|{method}" for method in caches or []]
+    kinds: tuple[str, ...] = ("hf:",)
+    option = "--cache compresses hf: targets"
+    if votes:
+        suffixes = ["" if vote.strip() == "1" else vote_suffix(vote) for vote in votes]
+        kinds, option = ("hf:", "isophase:"), "--vote asks local models"
+    specs = list(targets or (DEFAULT_TARGETS if votes else ()))
+    if not any(spec.startswith(kinds) for spec in specs):
+        raise IsophaseError(f"{option}, and none is given.", f"Give {' or '.join(f'{kind}...' for kind in kinds)}.")
+    return [spec + suffix for spec in specs for suffix in (suffixes if spec.startswith(kinds) else [""])]
 
 
 def audit_settings(

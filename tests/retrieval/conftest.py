@@ -56,10 +56,8 @@ def make(folder: Path, tokenizer: PreTrainedTokenizerFast, modules: bool) -> Pat
     tokenizer.save_pretrained(folder)
     if modules:
         names = ("Transformer", "Pooling", "Normalize")
-        listed = [
-            {"idx": n, "name": str(n), "path": "" if n == 0 else f"{n}_{name}", "type": f"sentence_transformers.models.{name}"}
-            for n, name in enumerate(names)
-        ]  # fmt: skip
+        kind = "sentence_transformers.models."
+        listed = [{"idx": n, "path": f"{n}_{name}" if n else "", "type": kind + name} for n, name in enumerate(names)]
         (folder / "modules.json").write_text(json.dumps(listed))
         (folder / "1_Pooling").mkdir()
         (folder / "1_Pooling" / "config.json").write_text(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from textwrap import shorten
@@ -30,7 +31,8 @@ class Encoder:
 
     Args:
         model: folder or hub id, of sentence-transformers or for `AutoModel`; or a loaded `SentenceTransformer`.
-        window_tokens: tokens of one window, special tokens included; default what the model's positions allow.
+        window_tokens: tokens of one window, special tokens included; default the length that sentence-transformers'
+            files state for the model, else what its positions allow. Beyond the stated length vectors may be poor.
         batch_tokens: most tokens of one forward pass, padding included.
         device: torch device; default CUDA where there is one, else the CPU.
         dtype: `float32`, `float16` or `bfloat16`; default float32.
@@ -38,8 +40,11 @@ class Encoder:
         query_prompt: text before every question; default what the model's settings say.
 
     Attributes:
+        name: of the model, as given.
         width: D.
         window_tokens: as above.
+        limit_tokens: most that it can be.
+        dtype: precision that it computes in.
         normalises: whether the model scales its embeddings to length 1.
 
     Raises:
@@ -62,12 +67,12 @@ class Encoder:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         if isinstance(model, str):
             self.name = model
-            self.normalises, prompts = _read_modules(model)
+            stated = _read_modules(model)
             tokenizer = _load(AutoTokenizer, model, "tokenizer")
-            self.model = _load(AutoModel, model, "model", dtype=DTYPES[dtype or "float32"])
+            self.model = _load_model(model, DTYPES[dtype or "float32"])
         else:
             self.name = str((getattr(model, "model_card_data", None) and model.model_card_data.base_model) or "loaded")
-            self.normalises, prompts, tokenizer = _take_apart(model)
+            stated, tokenizer = _take_apart(model), model.tokenizer
             self.model = model[0].auto_model
             if dtype is not None:
                 self.model = self.model.to(DTYPES[dtype])
@@ -77,17 +82,19 @@ class Encoder:
             )
         self.model = self.model.to(self.device).eval()
         self.width = int(self.model.config.hidden_size)
-        self.documents = ExactTokenizer(
-            tokenizer, prompts.get("document", "") if document_prompt is None else document_prompt
-        )
-        self.queries = ExactTokenizer(tokenizer, prompts.get("query", "") if query_prompt is None else query_prompt)
+        self.normalises = stated.normalises
+        before_documents = stated.document_prompt if document_prompt is None else document_prompt
+        before_queries = stated.query_prompt if query_prompt is None else query_prompt
+        self.documents = ExactTokenizer(tokenizer, before_documents)
+        self.queries = ExactTokenizer(tokenizer, before_queries)
         self.limit_tokens = _positions(self.model, tokenizer)
-        self.window_tokens = window_tokens or self.limit_tokens
+        self.window_tokens = window_tokens or min(self.limit_tokens, stated.window_tokens or self.limit_tokens)
         if self.window_tokens > self.limit_tokens:
             raise IsophaseError(
                 f"windows of {self.window_tokens} tokens exceed the {self.limit_tokens} that {self.name!r} reads.",
                 f"Give --window {self.limit_tokens} or less.",
             )
+        self.dtype = str(self.model.dtype).removeprefix("torch.")
         self._pad = int(getattr(tokenizer, "pad_token_id", None) or 0)
         self.batch_tokens = batch_tokens
 
@@ -135,9 +142,11 @@ class Encoder:
             begin += len(rows)
 
     def fingerprint(self) -> str:
-        """Digest of configuration and a sample of every parameter: equal models give equal digests."""
-        digest = sha256(self.model.config.to_json_string().encode())
+        """Digest of special tokens and a sample of every parameter: equal models give equal digests."""
+        digest = sha256(self.documents.head_ids.tobytes() + self.documents.tail_ids.tobytes())
         for name, parameter in sorted(self.model.named_parameters()):
+            if name.startswith("pooler."):
+                continue  # unused, and random where a checkpoint lacks it
             sample = parameter.detach().flatten()[:_SAMPLED_NUMBERS].float().cpu().numpy()
             digest.update(f"{name}{tuple(parameter.shape)}".encode() + sample.tobytes())
         return digest.hexdigest()[:16]
@@ -172,23 +181,58 @@ def _load(loader: Any, path: str, what: str, **kwargs: Any) -> Any:
             transformers_logging.enable_progress_bar()
 
 
-def _read_modules(path: str) -> tuple[bool, dict[str, str]]:
-    """What sentence-transformers' files say: whether embeddings are normalised, and prompts by name.
+def _load_model(path: str, dtype: torch.dtype) -> Any:
+    """The network below the pooling.
+
+    Raises:
+        IsophaseError: if it cannot be loaded, or weights are missing: transformers fills those with random numbers.
+    """
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        model, loading = _load(AutoModel, path, "model", dtype=dtype, output_loading_info=True)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    # BERT's own pooler stands behind the token vectors and is not used.
+    if missing := sorted(key for key in loading["missing_keys"] if not key.startswith("pooler.")):
+        raise IsophaseError(
+            f"the weights of {path!r} lack {len(missing)} parameters, such as {missing[0]!r}.",
+            "The download is incomplete, or the weights belong to another configuration.",
+        )
+    return model
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stated:
+    """What sentence-transformers knows of a model beyond its weights."""
+
+    normalises: bool = False
+    window_tokens: int | None = None
+    document_prompt: str = ""
+    query_prompt: str = ""
+
+
+def _read_modules(path: str) -> _Stated:
+    """What sentence-transformers' files say; nothing where there are none.
 
     Raises:
         IsophaseError: for pooling other than the mean, or steps that cannot be applied to a chunk's mean.
     """
     modules = _json(path, "modules.json")
     if modules is None:
-        return False, {}
+        return _Stated()
     kinds = [str(module["type"]).rsplit(".", 1)[-1] for module in modules]
     for module, kind in zip(modules, kinds, strict=True):
         if kind == "Pooling":
-            settings = _json(path, f"{module['path']}/config.json") or {}
-            _check_pooling(path, settings)
+            _check_pooling(path, _json(path, f"{module['path']}/config.json") or {})
     _check_kinds(path, kinds)
-    settings = _json(path, "config_sentence_transformers.json") or {}
-    return "Normalize" in kinds, {k: str(v) for k, v in (settings.get("prompts") or {}).items()}
+    prompts = (_json(path, "config_sentence_transformers.json") or {}).get("prompts") or {}
+    return _Stated(
+        normalises="Normalize" in kinds,
+        window_tokens=(_json(path, "sentence_bert_config.json") or {}).get("max_seq_length"),
+        document_prompt=str(prompts.get("document") or ""),
+        query_prompt=str(prompts.get("query") or ""),
+    )
 
 
 def _json(path: str, name: str) -> Any:
@@ -210,14 +254,20 @@ def _json(path: str, name: str) -> Any:
         raise IsophaseError(f"{name} of {path!r} is damaged ({error}).", "Download the model again.") from error
 
 
-def _take_apart(model: Any) -> tuple[bool, dict[str, str], Any]:
-    """A loaded `SentenceTransformer`: whether it normalises, its prompts, its tokenizer."""
+def _take_apart(model: Any) -> _Stated:
+    """The same of a loaded `SentenceTransformer`."""
     kinds = [type(module).__name__ for module in model]
     for module, kind in zip(model, kinds, strict=True):
         if kind == "Pooling":
             _check_pooling("the model", module.get_config_dict())
     _check_kinds("the model", kinds)
-    return "Normalize" in kinds, dict(getattr(model, "prompts", None) or {}), model.tokenizer
+    prompts = getattr(model, "prompts", None) or {}
+    return _Stated(
+        normalises="Normalize" in kinds,
+        window_tokens=model.max_seq_length,
+        document_prompt=str(prompts.get("document") or ""),
+        query_prompt=str(prompts.get("query") or ""),
+    )
 
 
 def _check_pooling(path: str, settings: dict[str, Any]) -> None:

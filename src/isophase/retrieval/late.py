@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +20,7 @@ from isophase.retrieval.rules import Sentences, TextRule
 from isophase.retrieval.spans import Spans, cut, needs_hidden, shifted
 from isophase.retrieval.tokens import IntArray, Tokens, Window, windows
 
-Mode = Literal["late", "naive", "whole", "blended"]
-MODES: tuple[str, ...] = get_args(Mode)
+MODES = ("late", "naive", "whole", "blended")
 # Documents are batched by length within groups of about so many characters; a group is also what is kept in memory.
 _GROUP_CHARACTERS, _GROUP_DOCUMENTS = 400_000, 256
 
@@ -87,7 +86,7 @@ class LateChunker:
         model: str | Any,
         *,
         rule: ChunkRule | TextRule | None = None,
-        mode: Mode = "late",
+        mode: str = "late",
         late_weight: float = 0.5,
         offsets: int = 1,
         overlap_tokens: int | None = None,

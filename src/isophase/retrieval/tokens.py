@@ -47,6 +47,7 @@ class ExactTokenizer:
         prompt: text that the model expects before a document or a question; part of `head_ids`.
 
     Attributes:
+        prompt: as given.
         head_ids: ids before the tokens of every window: special tokens, then the prompt.
         tail_ids: special ids after them.
 
@@ -60,7 +61,7 @@ class ExactTokenizer:
                 f"{type(tokenizer).__name__} has no offset mapping, so spans would be guesses.",
                 "Give a model with a tokenizer.json (a fast tokenizer).",
             )
-        self._tokenizer = tokenizer
+        self._tokenizer, self.prompt = tokenizer, prompt
         probe = tokenizer("a", return_special_tokens_mask=True)
         ids, special = probe["input_ids"], probe["special_tokens_mask"]
         own = [n for n, flag in enumerate(special) if not flag] or [0]

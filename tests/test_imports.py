@@ -30,7 +30,8 @@ ALLOWED: dict[str, set[str]] = {
     "audit": {"probes", "targets", "statistics"},
 }
 ALLOWED["needle"] = {"probes", "targets", "statistics", "audit", "models", "cache"}
-ALLOWED["lab"] = ALLOWED["mitigate"] = set(ALLOWED)
+ALLOWED["mitigate"] = set(ALLOWED)
+ALLOWED["lab"] = set(ALLOWED)  # a sweep measures remedies too
 ALLOWED["cli"] = {*ALLOWED, "lab", "mitigate"}
 
 # Parts that must load where torch is not installed.

@@ -120,7 +120,7 @@ def test_a_sweep_is_run_skipped_and_told(write_sweep, tmp_path: Path) -> None:
     assert [row["stride_tokens"] for row in table["rows"]] == [None, 4]
     assert [row["seed"] for row in table["rows"]] == [5, 1]
     assert (table["missing"], table["failed"]) == ([], {})
-    assert written["table.md"].decode().splitlines()[3].startswith("| w4s4-seed1 | 4/4 | 4.00 + 4.0 | 1 | ")
+    assert written["table.md"].decode().splitlines()[5].startswith("| w4s4-seed1 | 4/4 | 4.00 + 4.0 | 1 | ")
     html = written["index.html"].decode()
     assert html.count("<section>") == 2
     assert "http" not in html.replace("http-equiv", "")
@@ -181,12 +181,12 @@ EIGHT = {
 }
 
 
-def killing_run_one(run, audit, out: Path) -> str:
+def killing_run_one(run, sweep, out: Path) -> str:
     """Dies once, in the middle of the third run, as by the machine's memory killer."""
     if run.name == "grid-seed1" and not (out / "died").exists():
         (out / "died").touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return run_one(run, audit, out)
+    return run_one(run, sweep, out)
 
 
 @pytest.mark.slow
@@ -228,7 +228,7 @@ def test_ray_with_a_killed_worker_equals_the_local_engine(write_sweep, tmp_path:
     killed = []
 
     def kill_one_worker() -> None:
-        while not killed and not all(is_finished(run, tmp_path / "ray") for run in sweep.runs):
+        while not killed and not all(is_finished(run, sweep, tmp_path / "ray") for run in sweep.runs):
             for process in Path("/proc").glob("[0-9]*"):
                 try:
                     title = (process / "cmdline").read_bytes()

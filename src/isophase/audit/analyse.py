@@ -121,6 +121,7 @@ def analyse_part(
     """One finding: one probe on one model."""
     seen = observe(part, answers, tokenizer)
     outcomes, positions = seen.observations.outcomes, seen.observations.positions
+    complete = seen.observations.complete().outcomes
     rows, probe = seen.rows, seen.probe
     settings = plan.settings
     has_control = any(other.role == "control" and other.probe == part.probe for other in plan.parts)
@@ -189,6 +190,8 @@ def analyse_part(
         completion=strip,
         prompts=result.prompts,
         items=result.items,
+        items_always_right=int((complete == 1).all(axis=1).sum()),
+        items_never_right=int((complete == 0).all(axis=1).sum()),
         dropped_items=result.dropped_items,
         records=part.probe.records,
         length_tokens=seen.length_tokens,

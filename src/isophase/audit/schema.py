@@ -114,6 +114,12 @@ class Finding(_Frozen):
     completion: CompletionStrip | None
     prompts: int = Field(description="prompts that were answered and count")
     items: int = Field(description="items with an answer at every position; the tests use these")
+    items_always_right: int | None = Field(
+        default=None, description="of them, items that are right at every position; null in reports of older versions"
+    )
+    items_never_right: int | None = Field(
+        default=None, description="items that are wrong at every position: lost, but not by the phase"
+    )
     dropped_items: int = Field(default=0, description="items left out because an answer is missing")
     records: int
     length_tokens: int

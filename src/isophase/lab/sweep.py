@@ -9,9 +9,10 @@ from __future__ import annotations
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from fnmatch import fnmatchcase
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import stamina
 import yaml
@@ -19,8 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
 from isophase.atomic import write_atomically
+from isophase.audit.settings import AuditSettings
 from isophase.errors import IsophaseError
 from isophase.lab.recipe import Recipe, check_recipe, read_yaml, set_key
+from isophase.mitigate.specs import vote_suffix, with_vote
+from isophase.probes import PROBE_NAMES
+from isophase.targets import Target
 
 SWEEP = "sweep.json"
 
@@ -42,10 +47,21 @@ class Resources(BaseModel):
 
 
 class SweepAudit(BaseModel):
-    """How every trained model is audited; what is not given comes from the recipe's `probe`."""
+    """How every trained model is audited; what is not given comes from the recipe's `probe`.
+
+    Attributes:
+        probe: which one.
+        vote: answer by a vote over shifts, as `--vote` of the audit; None: no vote.
+        runs: names of the runs that are audited so, as a shell pattern.
+        stride: `auto` (what the configuration says), `scan`, or tokens.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    probe: str = "records"
+    vote: str | None = None
+    runs: str = "*"
+    stride: int | Literal["auto", "scan"] = "auto"
     items: int | None = None
     records: int | None = None
     length_tokens: int | None = None
@@ -80,7 +96,7 @@ class Sweep(BaseModel):
     Attributes:
         name: of the sweep; the default folder is `sweeps/NAME`.
         runs: in the order of the table.
-        audit: how the models are measured.
+        audits: how the models are measured, by the folder of the result.
         retries: how often a run whose worker died is started again.
         resources: for Ray.
     """
@@ -89,9 +105,13 @@ class Sweep(BaseModel):
 
     name: str
     runs: tuple[Run, ...]
-    audit: SweepAudit
+    audits: dict[str, SweepAudit]
     retries: int
     resources: Resources
+
+    def audits_of(self, name: str) -> dict[str, SweepAudit]:
+        """The audits of one run."""
+        return {folder: audit for folder, audit in self.audits.items() if fnmatchcase(name, audit.runs)}
 
 
 class _File(BaseModel):
@@ -101,7 +121,8 @@ class _File(BaseModel):
     recipe: str
     grid: dict[str, list[Any]] = Field(default_factory=dict)
     runs: list[Entry] = Field(default_factory=list)
-    audit: SweepAudit = SweepAudit()
+    audit: SweepAudit | None = None
+    audits: dict[str, SweepAudit] = Field(default_factory=dict)
     retries: int = Field(default=3, ge=0)
     resources: Resources = Resources()
 
@@ -141,7 +162,15 @@ def read_sweep(path: Path) -> Sweep:
     names = [run.name for run in runs]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise IsophaseError(f"{path}: two runs are called {twice[0]!r}.", "Give them different names.")
-    return Sweep(name=file.name, runs=tuple(runs), audit=file.audit, retries=file.retries, resources=file.resources)
+    if file.audit and file.audits:
+        raise IsophaseError(f"{path} gives both audit and audits.", "Give one of them.")
+    audits = {f"audit-{key}": audit for key, audit in file.audits.items()} or {"audit": file.audit or SweepAudit()}
+    for audit in audits.values():
+        if audit.probe not in PROBE_NAMES:
+            raise IsophaseError(f"{path}: there is no probe {audit.probe!r}.", f"Give {', '.join(PROBE_NAMES)}.")
+        if audit.vote is not None:
+            vote_suffix(audit.vote)
+    return Sweep(name=file.name, runs=tuple(runs), audits=audits, retries=file.retries, resources=file.resources)
 
 
 def open_folder(sweep: Sweep, out: Path, *, resume: bool) -> None:
@@ -164,7 +193,7 @@ def open_folder(sweep: Sweep, out: Path, *, resume: bool) -> None:
             there = Sweep.model_validate_json((out / SWEEP).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise IsophaseError(f"{out / SWEEP} is damaged.", "Choose another --out.") from error
-        if there.audit != sweep.audit:
+        if any(there.audits.get(key, audit) != audit for key, audit in sweep.audits.items()):
             raise IsophaseError(f"{str(out)!r} holds a sweep with other audit settings.", "Choose another --out.")
         for run in sweep.runs:
             refuse_another_recipe(out / "runs" / run.name / "model", run.recipe)
@@ -177,42 +206,49 @@ def open_folder(sweep: Sweep, out: Path, *, resume: bool) -> None:
         raise IsophaseError(f"cannot write to {str(out)!r}: {error.strerror}.", "Choose another --out.") from error
 
 
-def is_finished(run: Run, out: Path) -> bool:
-    """Whether a run is trained and audited."""
-    return (out / "runs" / run.name / "audit" / "report.json").exists()
+def is_finished(run: Run, sweep: Sweep, out: Path) -> bool:
+    """Whether a run is trained and audited in every way."""
+    folder = out / "runs" / run.name
+    return all((folder / audit / "report.json").exists() for audit in sweep.audits_of(run.name))
 
 
-def run_one(run: Run, audit: SweepAudit, out: Path) -> str:
+def run_one(run: Run, sweep: Sweep, out: Path) -> str:
     """Train and audit one run, from wherever it was left; returns its name.
 
     Args:
         run: name and recipe.
-        audit: how it is measured.
+        sweep: says how it is measured.
         out: folder of the sweep.
 
     Raises:
         IsophaseError: as from `train` and the audit.
     """
-    from isophase.audit.analyse import build_report
-    from isophase.audit.report import write_report
-    from isophase.audit.run import plan_for, run_plan
-    from isophase.audit.settings import AuditSettings
     from isophase.lab.train import train
     from isophase.targets.huggingface import HuggingFaceTarget
 
-    if is_finished(run, out):
+    if is_finished(run, sweep, out):
         return run.name
     folder = out / "runs" / run.name
     train(run.recipe, folder / "model", f"isophase sweep: {run.name}", resume=True)
-    asked = {name: value for name, value in audit.model_dump().items() if value is not None}
     # Relative to the sweep, so that the same sweep elsewhere gives the same reports.
-    spec = f"hf:{run.name}"
-    settings = AuditSettings.model_validate({"targets": (spec,), **run.recipe.probe, **asked})
-    target = HuggingFaceTarget(str(folder / "model"), name=spec)
-    plan = plan_for(settings, folder / "audit", lambda _: target)
-    run_plan(plan, folder / "audit", lambda _: target)
-    write_report(build_report(folder / "audit", lambda _: target.tokenizer), folder / "audit")
+    model = HuggingFaceTarget(str(folder / "model"), name=f"hf:{run.name}")
+    for name, audit in sweep.audits_of(run.name).items():
+        target = model if audit.vote is None else with_vote(model, vote_suffix(audit.vote))
+        given = audit.model_dump(exclude={"probe", "vote", "runs"}, exclude_none=True)
+        asked = {"targets": (target.name,), "probes": (audit.probe,), **run.recipe.probe, **given}
+        _audit(AuditSettings.model_validate(asked), folder / name, target)
     return run.name
+
+
+def _audit(settings: AuditSettings, folder: Path, target: Target) -> None:
+    """Ask what is left to ask, and write the report."""
+    from isophase.audit.analyse import build_report
+    from isophase.audit.report import write_report
+    from isophase.audit.run import plan_for, run_plan
+
+    plan = plan_for(settings, folder, lambda _: target)
+    run_plan(plan, folder, lambda _: target)
+    write_report(build_report(folder, lambda _: target.tokenizer), folder)
 
 
 def run_local(sweep: Sweep, out: Path, jobs: int, console: Console) -> dict[str, str]:
@@ -230,12 +266,12 @@ def run_local(sweep: Sweep, out: Path, jobs: int, console: Console) -> dict[str,
     failed: dict[str, str] = {}
 
     def left() -> list[Run]:
-        return [run for run in sweep.runs if run.name not in failed and not is_finished(run, out)]
+        return [run for run in sweep.runs if run.name not in failed and not is_finished(run, sweep, out)]
 
     if jobs == 1:
         for run in left():
             try:
-                _say(console, sweep, out, run_one(run, sweep.audit, out))
+                _say(console, sweep, out, run_one(run, sweep, out))
             except IsophaseError as error:
                 failed[run.name] = str(error)
         return failed
@@ -244,7 +280,7 @@ def run_local(sweep: Sweep, out: Path, jobs: int, console: Console) -> dict[str,
         on=BrokenProcessPool, attempts=sweep.retries + 1, wait_initial=0.1, timeout=None
     ):
         with attempt, ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
-            tasks = {pool.submit(run_one, run, sweep.audit, out): run for run in left()}
+            tasks = {pool.submit(run_one, run, sweep, out): run for run in left()}
             for task in as_completed(tasks):
                 try:
                     _say(console, sweep, out, task.result())
@@ -254,5 +290,5 @@ def run_local(sweep: Sweep, out: Path, jobs: int, console: Console) -> dict[str,
 
 
 def _say(console: Console, sweep: Sweep, out: Path, name: str) -> None:
-    done = sum(is_finished(run, out) for run in sweep.runs)
+    done = sum(is_finished(run, sweep, out) for run in sweep.runs)
     console.print(f"{name}: done, {done} of {len(sweep.runs)}", markup=False, highlight=False)

@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 
 from isophase.errors import IsophaseError
-from isophase.lab.sweep import Run, Sweep, SweepAudit, is_finished, run_one
+from isophase.lab.sweep import Run, Sweep, is_finished, run_one
 
 
 def run_on_ray(sweep: Sweep, out: Path, console: Console) -> dict[str, str]:
@@ -49,7 +49,7 @@ def run_on_ray(sweep: Sweep, out: Path, console: Console) -> dict[str, str]:
     out = out.resolve()
     failed: dict[str, str] = {}
     try:
-        waiting = {task.remote(run, sweep.audit, out): run.name for run in sweep.runs if not is_finished(run, out)}
+        waiting = {task.remote(run, sweep, out): run.name for run in sweep.runs if not is_finished(run, sweep, out)}
         while waiting:
             (ready,), _ = ray.wait(list(waiting), num_returns=1)
             name = waiting.pop(ready)
@@ -60,7 +60,7 @@ def run_on_ray(sweep: Sweep, out: Path, console: Console) -> dict[str, str]:
             if problem:
                 failed[name] = problem
             else:
-                done = sum(is_finished(run, out) for run in sweep.runs)
+                done = sum(is_finished(run, sweep, out) for run in sweep.runs)
                 console.print(f"{name}: done, {done} of {len(sweep.runs)}", markup=False, highlight=False)
     finally:
         if began:
@@ -68,10 +68,10 @@ def run_on_ray(sweep: Sweep, out: Path, console: Console) -> dict[str, str]:
     return failed
 
 
-def _run_one(run: Run, audit: SweepAudit, out: Path) -> str:
+def _run_one(run: Run, sweep: Sweep, out: Path) -> str:
     """What went wrong, in words; empty if nothing did. Faults that a user can mend are not retried."""
     try:
-        run_one(run, audit, out)
+        run_one(run, sweep, out)
     except IsophaseError as error:
         return str(error)
     return ""

@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from isophase.atomic import write_atomically
 from isophase.audit.report.svg import Plot, nice_ticks
 from isophase.audit.schema import Interval, Report
-from isophase.audit.store import read_plan
+from isophase.audit.store import MANIFEST, read_plan
 from isophase.lab.memory_use import MemoryUse, memory_use
 from isophase.lab.sweep import Run, Sweep, is_finished
 from isophase.models.bundled import TrainingRecord
@@ -29,11 +29,14 @@ _COUNTED_PROMPTS = 48
 
 
 class Row(BaseModel):
-    """One run in `table.json`."""
+    """One audit of one run in `table.json`."""
 
     model_config = ConfigDict(frozen=True)
 
     run: str
+    audit: str = Field(description="folder of its result")
+    probe: str
+    vote_shifts: tuple[int, ...] = Field(description="neutral tokens of each shift of a vote; empty: no vote")
     seed: int
     window_tokens: int | None = Field(description="null: full attention")
     stride_tokens: int | None
@@ -50,6 +53,10 @@ class Row(BaseModel):
     worst: float | None = Field(description="accuracy at the worst phase")
     worst_interval: Interval | None
     worst_phase: int | None
+    prompts: int
+    items_always_right: int | None = Field(description="items right at every position")
+    items_never_right: int | None = Field(description="items wrong at every position")
+    items: int
     gap_points: float
     gap_interval_points: Interval
     stride_source: str = Field(description="what the test of the verdict was told")
@@ -70,8 +77,8 @@ def write_tables(sweep: Sweep, out: Path, failed: dict[str, str]) -> list[Row]:
     Returns:
         The rows, in the sweep's order.
     """
-    finished = [run for run in sweep.runs if is_finished(run, out)]
-    rows = [_row(run, out) for run in finished]
+    finished = [run for run in sweep.runs if is_finished(run, sweep, out)]
+    rows = [_row(run, out, audit) for audit in sweep.audits for run in finished if audit in sweep.audits_of(run.name)]
     curves = {run.name: read_curve(out / "runs" / run.name / "model" / "curve.jsonl") for run in finished}
     missing = [run.name for run in sweep.runs if run not in finished]
     table = {"sweep": sweep.name, "rows": [row.model_dump() for row in rows], "missing": missing, "failed": failed}
@@ -86,14 +93,17 @@ def read_curve(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def _row(run: Run, out: Path) -> Row:
+def _row(run: Run, out: Path, audit: str) -> Row:
     folder = out / "runs" / run.name
     record = TrainingRecord.model_validate_json((folder / "model" / "training.json").read_text(encoding="utf-8"))
-    report = Report.model_validate_json((folder / "audit" / "report.json").read_text(encoding="utf-8"))
+    report = Report.model_validate_json((folder / audit / "report.json").read_text(encoding="utf-8"))
     worst = report.worst_phase
-    use = _memory_use(folder)
+    use = _memory_use(folder, audit)
     return Row(
         run=run.name,
+        audit=audit,
+        probe=report.probe,
+        vote_shifts=vote_shifts(folder / audit),
         seed=record.seed,
         window_tokens=record.window_tokens,
         stride_tokens=record.stride_tokens,
@@ -110,6 +120,10 @@ def _row(run: Run, out: Path) -> Row:
         worst=None if worst is None else report.accuracy_by_phase[worst],
         worst_interval=None if worst is None else report.interval_by_phase[worst],
         worst_phase=worst,
+        prompts=report.prompts,
+        items_always_right=report.items_always_right,
+        items_never_right=report.items_never_right,
+        items=report.items,
         gap_points=report.gap_points,
         gap_interval_points=report.gap_interval_points,
         stride_source=report.stride_source,
@@ -131,7 +145,14 @@ def memory_name(model: dict[str, Any], record: TrainingRecord) -> str:
     return f"{record.window_tokens}/{record.stride_tokens}" + ("" if shift == "none" else f", shifted by {shift}")
 
 
-def _memory_use(folder: Path) -> MemoryUse | None:
+def vote_shifts(audit: Path) -> tuple[int, ...]:
+    """Shifts of the vote that an audit measured; empty without one."""
+    manifest = json.loads((audit / MANIFEST).read_text(encoding="utf-8"))
+    (part,) = manifest["parts"].values()
+    return tuple(part.get("vote_shifts", ()))
+
+
+def _memory_use(folder: Path, audit: str) -> MemoryUse | None:
     """Count the memory of a run on some of its audit's prompts; None for models of another kind."""
     config = AutoConfig.from_pretrained(folder / "model")
     if not isinstance(config, CompressedQwen3Config):
@@ -141,7 +162,7 @@ def _memory_use(folder: Path) -> MemoryUse | None:
         model = AutoModelForCausalLM.from_pretrained(folder / "model")
         embed, routers = model.get_input_embeddings(), list(model.model.routers)
     probe = build_probe(
-        read_plan(folder / "audit").parts[0].probe,
+        read_plan(folder / audit).parts[0].probe,
         HuggingFaceTokenizer(AutoTokenizer.from_pretrained(folder / "model")),
     )
     step = max(1, len(probe) // _COUNTED_PROMPTS)
@@ -157,6 +178,7 @@ HEADINGS = (
     "mean",
     "worst",
     "gap, points",
+    "right everywhere, nowhere",
     "period",
     "verdict",
 )
@@ -180,29 +202,51 @@ def cells(row: Row) -> list[str]:
         f"{row.mean:.3f} ({row.mean_interval[0]:.3f} to {row.mean_interval[1]:.3f})",
         worst,
         f"{row.gap_points:.1f} ({row.gap_interval_points[0]:.1f} to {row.gap_interval_points[1]:.1f})",
+        _consistency(row),
         "none" if row.period_tokens is None else str(row.period_tokens),
         row.verdict,
     ]
 
 
+def _consistency(row: Row) -> str:
+    if row.items_always_right is None or row.items_never_right is None:
+        return "n/a"
+    return f"{row.items_always_right}, {row.items_never_right} of {row.items}"
+
+
 def markdown(rows: list[Row]) -> str:
     """The table in Markdown, with 95 % intervals."""
-    lines = [HEADINGS, ("---",) * len(HEADINGS), *(cells(row) for row in rows)]
-    table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+    tables = []
+    for title, own in by_audit(rows):
+        lines = [HEADINGS, ("---",) * len(HEADINGS), *(cells(row) for row in own)]
+        table = "".join("| " + " | ".join(line) + " |\n" for line in lines)
+        tables.append(f"{title}\n\n{table}")
     return (
-        table
+        "\n".join(tables)
         + "\nLoss: on text that is held out, where the recipe has such, else of the last training steps. Mean and "
         "worst: accuracy over all phases and at the worst one. Gap: best minus worst, cross-fitted. Intervals: 95 %. "
         "Period: found by a scan that is not told the stride. Tokens per entry + exact: what the memory holds when the "
-        "answer is asked for.\n"
+        "answer is asked for. Right everywhere, nowhere: items that do not depend on their position; what is right "
+        "nowhere is lost by content.\n"
     )
+
+
+def by_audit(rows: list[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows of each audit, with what was asked."""
+    found = []
+    for audit in dict.fromkeys(row.audit for row in rows):
+        own = [row for row in rows if row.audit == audit]
+        voted = f", voted over {len(own[0].vote_shifts)} shifts" if own[0].vote_shifts else ""
+        found.append((f"Probe `{own[0].probe}`{voted}, {own[0].prompts:,} prompts a run:", own))
+    return found
 
 
 def page(name: str, rows: list[Row], curves: dict[str, list[dict[str, Any]]], missing: list[str]) -> str:
     """One page: the table, accuracy by phase of every run, all training curves."""
     runs = [{"row": row, "phases": _phases(row), "curve": _curve(row.run, curves[row.run])} for row in rows]
     template = Environment(autoescape=True).from_string(_PAGE)
-    return template.render(name=name, rows=[cells(row) for row in rows], headings=HEADINGS, runs=runs, missing=missing)
+    tables = [(title.replace("`", ""), [cells(row) for row in own]) for title, own in by_audit(rows)]
+    return template.render(name=name, tables=tables, headings=HEADINGS, runs=runs, missing=missing)
 
 
 def _phases(row: Row) -> Markup:
@@ -267,15 +311,18 @@ p { color: var(--soft); }
 </head>
 <body>
 <h1>Sweep {{ name }}</h1>
+{% for title, rows in tables %}<p>{{ title }}</p>
 <div class="scroll"><table>
 <tr>{% for heading in headings %}<th>{{ heading }}</th>{% endfor %}</tr>
 {% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>
+{% endfor %}
 <p>Intervals are 95 %. The period comes from a scan that is not told the stride. Curves: training loss blue, loss on
 text that is held out orange.</p>
 {% if missing %}<p>Not finished: {{ missing | join(", ") }}.</p>{% endif %}
 {% for run in runs %}<section>
-<h2>{{ run.row.run }} <small>{{ run.row.verdict }}</small></h2>
+<h2>{{ run.row.run }}
+<small>{{ run.row.probe }}{{ ", voted" if run.row.vote_shifts }}: {{ run.row.verdict }}</small></h2>
 <div>{{ run.phases }}</div>
 <div>{{ run.curve }}</div>
 </section>

@@ -15,9 +15,10 @@ from isophase.targets import ServerOptions, Target
 from isophase.targets import open_target as open_plain
 
 if TYPE_CHECKING:
+    from isophase.mitigate.voted import VotedTarget
     from isophase.targets.huggingface import HuggingFaceTarget
 
-__all__ = ["neutral_ids", "open_target", "vote_suffix"]
+__all__ = ["neutral_ids", "open_target", "vote_suffix", "with_vote"]
 
 _SPEC = re.compile(r"(?P<base>.*)\|vote\((?P<shifts>[0-9:]+)(?:, (?P<rule>[a-z-]+))?\)")
 _DEFAULT_RULE = "mean-probability"
@@ -57,10 +58,26 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
     found = _SPEC.fullmatch(spec)
     if found is None:
         return open_plain(spec, gguf_file=gguf_file, server=server)
-    base, rule = found["base"], found["rule"] or _DEFAULT_RULE
+    base = found["base"]
     if not base.startswith(("hf:", "isophase:")) or "|" in base:
         raise IsophaseError(f"{base!r} cannot vote.", "Vote with isophase:NAME or hf:PATH_OR_ID.")
     inner = cast("HuggingFaceTarget", open_plain(base, gguf_file=gguf_file))
+    return with_vote(inner, spec.removeprefix(base))
+
+
+def with_vote(inner: HuggingFaceTarget, suffix: str) -> VotedTarget:
+    """A local model that votes.
+
+    Args:
+        inner: the model; it is loaded once for both.
+        suffix: what `vote_suffix` returned.
+
+    Raises:
+        IsophaseError: for impossible shifts.
+    """
+    found = _SPEC.fullmatch(suffix)
+    assert found is not None
+    rule = found["rule"] or _DEFAULT_RULE
     listed = [int(part) for part in found["shifts"].split(":")]
     if len(listed) > 1:
         shifts: Sequence[int] = listed
@@ -68,10 +85,12 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
         strides = [grid.stride_tokens for grid in inner.grids if grid.kind == "payload"]
         shifts = choose_shifts(strides or listed, listed[0])
     if shifts[0] != 0 or len(set(shifts)) < len(shifts) or rule not in RULES:
-        raise IsophaseError(f"{spec!r}: shifts must be different and begin with 0.", f"Rules are {', '.join(RULES)}.")
+        raise IsophaseError(
+            f"{inner.name}{suffix}: shifts must be different and begin with 0.", f"Rules are {', '.join(RULES)}."
+        )
     from isophase.mitigate.voted import VotedTarget
 
-    return VotedTarget(inner, name=spec, shifts=tuple(shifts), rule=rule)
+    return VotedTarget(inner, name=inner.name + suffix, shifts=tuple(shifts), rule=rule)
 
 
 def neutral_ids(tokenizer: Tokenizer) -> list[int]:

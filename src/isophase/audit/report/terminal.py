@@ -233,6 +233,8 @@ def _print_numbers(finding: Finding, control: Finding | None, console: Console) 
             ", ".join(f"{n:,} {name.replace('_', ' ')}" for name, n in finding.statuses.items()) or words.MISSING,
         ),
     ]
+    if consistency := words.consistency(finding):
+        rows.append(("items", consistency))
     if finding.repeats:
         rows.append(("flip rate", f"{finding.flips} of {finding.repeats} repeated prompts were answered otherwise"))
     if finding.boundary is not None:

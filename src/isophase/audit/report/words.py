@@ -105,6 +105,14 @@ def sample(finding: Finding) -> str:
     return made_of + (f", {finding.dropped_items:,} items dropped" if finding.dropped_items else "")
 
 
+def consistency(finding: Finding) -> str:
+    """Say which items do not depend on their position; empty where a report does not know."""
+    always, never = finding.items_always_right, finding.items_never_right
+    if always is None or never is None:
+        return ""
+    return f"{always:,} right at every position, {never:,} at none, {finding.items - always - never:,} at some"
+
+
 def at_phase(values: list[float | None], phase: int | None) -> float | None:
     """Look up a phase; None where the phase or its value is unknown."""
     return finite(values[phase]) if phase is not None and 0 <= phase < len(values) else None

@@ -1,7 +1,7 @@
 """A stub of an OpenAI-compatible server over real sockets, with a planted phase effect and faults on demand.
 
 The `model` of a request chooses what happens: `echo` and `weak` answer, `die`, `hang`, `drip`, `garbage`, `html`,
-`redirect`, `cut`, `slow-stream`, `huge` and a number (an HTTP status) misbehave. `weak` answers wrongly where the
+`redirect`, `cut`, `slow-stream`, `huge` and an HTTP status of 400 or more misbehave. `weak` answers wrongly where the
 number of neutral tokens before the first user text, mod 4, is 3; `weak-long` where it is anything else but 0.
 """
 
@@ -184,7 +184,7 @@ async def send(
 
 async def misbehave(writer: asyncio.StreamWriter, model: str) -> bool | None:
     """Whether the connection stays open; None: the answer follows."""
-    if model.isdecimal():
+    if re.fullmatch("[45][0-9][0-9]", model):
         retry = ("retry-after: 7",) if model == "429" else ()
         return await send(writer, int(model), {"error": {"message": f"status {model}"}}, headers=retry)
     if model == "die":

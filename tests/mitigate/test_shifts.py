@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.shifts import choose_shifts, neutral_text
+from isophase.mitigate.shifts import NeutralTexts, choose_shifts
 
 
 class Bpe:
@@ -30,6 +30,7 @@ class Bpe:
 
 
 BPE = Bpe()
+NEUTRAL = NeutralTexts(BPE)
 
 
 def test_two_strides_at_once():
@@ -69,20 +70,27 @@ def test_what_cannot_be(strides, count):
 
 @given(st.integers(0, 40), st.text("aT .4\n", max_size=20))
 def test_neutral_text_makes_exactly_so_many_tokens(shift, before):
-    text = neutral_text(shift, before=before, tokenizer=BPE)
+    text = NEUTRAL.text(shift, before)
     plain = BPE.encode(before)
     ids = BPE.encode(text + before)
     assert (len(ids), ids[shift:]) == (shift + len(plain), plain)
 
 
+@pytest.mark.parametrize("left", ["user:", "user\n", "[INST]", ""])
+def test_what_a_template_puts_before_it_does_not_merge(left):
+    for shift in (1, 2, 5, 17):
+        text = NEUTRAL.text(shift, "The code")
+        assert len(BPE.encode(left + text + "The code")) == len(BPE.encode(left + "The code")) + shift
+
+
 def test_white_space_is_preferred_but_not_believed():
-    assert neutral_text(1, before="The", tokenizer=BPE).isspace()
+    assert NEUTRAL.text(1, "The").isspace()
     assert len(BPE.encode(" " * 8)) < 8  # it merges
-    assert neutral_text(3, before="x", tokenizer=None) == " . . ."
-    assert neutral_text(0, before="x", tokenizer=None, unit="~") == ""
+    assert NeutralTexts(None).text(3, "x") == " . . ."
+    assert NeutralTexts(None, "~").text(0, "x") == ""
 
 
 def test_a_vocabulary_without_white_space():
-    assert neutral_text(3, before="the ?", tokenizer=TOKENIZER, unit="the ") == "the the the "
+    assert NeutralTexts(TOKENIZER, "the ").text(3, "the ?") == "the the the "
     with pytest.raises(IsophaseError, match="Give --unit"):
-        neutral_text(3, before="the ?", tokenizer=TOKENIZER, unit="")
+        NeutralTexts(TOKENIZER, "").text(3, "the ?")

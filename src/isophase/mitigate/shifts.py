@@ -16,6 +16,9 @@ often one token, and the phase then moves by one."""
 
 _WHITE_UNITS = ("\n", " ", " \n", "\n ", "\t", "\t\n", " \t", "\r\n")
 _HEAD_CHARACTERS = 64
+_BEHIND = ("", "\n", ">", " ")
+"""What a chat template may end with before the text: white space could merge with that. Before a word a space is the
+first to be given up: the two are often one token, which anything in between splits."""
 _MOST_UNITS_PER_TOKEN = 4
 
 
@@ -63,40 +66,78 @@ def choose_shifts(strides_tokens: Sequence[int], count: int) -> tuple[int, ...]:
     return tuple(sorted(chosen))
 
 
-def neutral_text(shift_tokens: int, *, before: str, tokenizer: Counts | None, unit: str = DEFAULT_UNIT) -> str:
-    """Text that puts exactly so many tokens before a text and leaves the text's own tokens as they are.
+class NeutralTexts:
+    """Makes neutral text for one tokenizer, and remembers what worked: the search is long for long shifts.
 
     Args:
-        shift_tokens: >= 0.
-        before: the text that it will stand before; only its beginning is looked at.
         tokenizer: of the model; None: `unit`, repeated, is believed to be a token each.
         unit: neutral text of one token; tried last where a tokenizer is known.
-
-    Returns:
-        The neutral text, to be joined with `before`; empty for 0.
-
-    Raises:
-        IsophaseError: no repeated white space, nor the unit, makes so many tokens there.
     """
-    if shift_tokens == 0:
-        return ""
-    if tokenizer is None:
-        return unit * shift_tokens
-    head = before[:_HEAD_CHARACTERS]
-    plain = tokenizer.encode(head)
-    for candidate in (*_WHITE_UNITS, unit):
-        for repeats in range(shift_tokens, _MOST_UNITS_PER_TOKEN * shift_tokens + 1):
-            text = candidate * repeats
-            ids = tokenizer.encode(text + head)
-            if len(ids) == shift_tokens + len(plain) and ids[shift_tokens:] == plain:
+
+    def __init__(self, tokenizer: Counts | None, unit: str = DEFAULT_UNIT) -> None:
+        self._tokenizer, self._unit = tokenizer, unit
+        self._worked: dict[int, str] = {}
+
+    def text(self, shift_tokens: int, before: str) -> str:
+        """Text that puts exactly so many tokens before a text and leaves the text's own tokens as they are.
+
+        Args:
+            shift_tokens: >= 0.
+            before: the text that it will stand before; only its beginning is looked at.
+
+        Returns:
+            The neutral text, to be joined with `before`; empty for 0.
+
+        Raises:
+            IsophaseError: no repeated white space, nor the unit, makes so many tokens there.
+        """
+        if shift_tokens == 0:
+            return ""
+        if self._tokenizer is None:
+            return self._unit * shift_tokens
+        place = _Place(self._tokenizer, before[:_HEAD_CHARACTERS])
+        known = self._worked.get(shift_tokens)
+        if known and place.is_moved(known, shift_tokens, len(_BEHIND) - 1):
+            return known
+        for lefts in (len(_BEHIND), len(_BEHIND) - 1, 1):
+            for unit in (*_WHITE_UNITS, self._unit):
+                if text := place.search(unit, shift_tokens, lefts):
+                    self._worked[shift_tokens] = text
+                    return text
+        raise IsophaseError(
+            f"no neutral text makes exactly {shift_tokens} tokens before {before[:20]!r} with this tokenizer.",
+            "Give --unit a word of one token.",
+        )
+
+
+class _Place:
+    """The beginning of a text, behind whatever a chat template may put there."""
+
+    def __init__(self, tokenizer: Counts, head: str) -> None:
+        self._tokenizer, self._head = tokenizer, head
+        self._plain = [tokenizer.encode(left + head) for left in _BEHIND]
+
+    def is_moved(self, text: str, tokens: int, lefts: int) -> bool:
+        """Whether a text makes so many tokens behind the first `lefts` of `_BEHIND`."""
+        ids = self._tokenizer.encode(text + self._head)
+        if len(ids) != tokens + len(self._plain[0]) or ids[tokens:] != self._plain[0]:
+            return False
+        others = list(zip(_BEHIND, self._plain, strict=True))[1:lefts]
+        return all(
+            len(self._tokenizer.encode(left + text + self._head)) == tokens + len(plain) for left, plain in others
+        )
+
+    def search(self, unit: str, tokens: int, lefts: int) -> str:
+        """As few repeats as are needed; empty where none will do."""
+        for repeats in range(tokens, _MOST_UNITS_PER_TOKEN * tokens + 1):
+            text = unit * repeats
+            if self.is_moved(text, tokens, lefts):
                 return text
-            # More repeats never make fewer tokens by much; the first is already too long, or all merge.
-            if len(ids) > 2 * (shift_tokens + len(plain)) or (repeats > shift_tokens + 8 and len(ids) < shift_tokens):
+            added = len(self._tokenizer.encode(text + self._head)) - len(self._plain[0])
+            # The first is already too long, or all merge.
+            if added > 2 * tokens + 8 or (repeats > tokens + 8 and added < tokens):
                 break
-    raise IsophaseError(
-        f"no neutral text makes exactly {shift_tokens} tokens before {head[:20]!r} with this tokenizer.",
-        "Give --unit a word of one token.",
-    )
+        return ""
 
 
 def _turn(number: int, count: int, stride: int) -> float:

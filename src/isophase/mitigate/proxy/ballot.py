@@ -11,7 +11,7 @@ from typing import Any
 from isophase.errors import IsophaseError
 from isophase.mitigate.proxy.headers import as_json
 from isophase.mitigate.proxy.settings import ProxySettings
-from isophase.mitigate.shifts import Counts, neutral_text
+from isophase.mitigate.shifts import NeutralTexts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _BYTES_PER_TOKEN = 4
@@ -86,7 +86,7 @@ def cost_tokens(ballot: Ballot, shifts: Sequence[int], body: bytes) -> int:
 
 
 def bodies(
-    ballot: Ballot, body: bytes, shifts: Sequence[int], settings: ProxySettings, tokenizer: Counts | None, scored: bool
+    ballot: Ballot, body: bytes, shifts: Sequence[int], settings: ProxySettings, neutral: NeutralTexts, scored: bool
 ) -> dict[int, bytes]:
     """The request at every shift.
 
@@ -94,8 +94,8 @@ def bodies(
         ballot: of `body`.
         body: as the client sent it; asked without a shift, it stays so where nothing needs a change.
         shifts: neutral tokens.
-        settings: place and unit of neutral text.
-        tokenizer: of the model, or None.
+        settings: where neutral text goes.
+        neutral: makes it.
         scored: whether the rule needs log-probabilities.
 
     Raises:
@@ -113,7 +113,7 @@ def bodies(
         if scored and not ballot.wants_log_probabilities:
             request["logprobs"] = True if ballot.route == CHAT else 1
         try:
-            _insert(ballot.route, request, shift, settings, tokenizer)
+            _insert(ballot.route, request, shift, settings.place, neutral)
         except IsophaseError as error:
             raise UnvotableError(error.problem) from error
         made[shift] = as_json(request)
@@ -167,24 +167,24 @@ def _is_message(message: object) -> bool:
     return isinstance(content, str) or (isinstance(content, list) and all(isinstance(p, dict) for p in content))
 
 
-def _insert(route: str, request: dict[str, Any], shift: int, settings: ProxySettings, tokenizer: Counts | None) -> None:
+def _insert(route: str, request: dict[str, Any], shift: int, place: str, neutral: NeutralTexts) -> None:
     """Put neutral tokens into a request, in place."""
     if shift == 0:
         return
     if route == COMPLETIONS:
         text = request["prompt"]
-        request["prompt"] = neutral_text(shift, before=text, tokenizer=tokenizer, unit=settings.unit) + text
+        request["prompt"] = neutral.text(shift, text) + text
         return
-    found = user_text(request, settings.place)
+    found = user_text(request, place)
     if found is None:
-        message = _message(request["messages"], settings.place)
+        message = _message(request["messages"], place)
         assert message is not None
-        text = neutral_text(shift, before="", tokenizer=tokenizer, unit=settings.unit)
+        text = neutral.text(shift, "")
         message["content"] = [{"type": "text", "text": text}, *message["content"]]
         return
     holder, name = found
     text = holder[name]
-    holder[name] = neutral_text(shift, before=text, tokenizer=tokenizer, unit=settings.unit) + text
+    holder[name] = neutral.text(shift, text) + text
 
 
 def _message(messages: list[dict[str, Any]], place: str) -> dict[str, Any] | None:

@@ -22,7 +22,7 @@ from isophase.mitigate.proxy.settings import ProxySettings
 from isophase.mitigate.proxy.upstream import Call, FaultError, Upstream
 from isophase.mitigate.proxy.voting import Vote, hold_vote
 from isophase.mitigate.proxy.watch import Metrics, say
-from isophase.mitigate.shifts import choose_shifts
+from isophase.mitigate.shifts import NeutralTexts, choose_shifts
 
 HUNG_UP = 499
 """Status in logs and metrics where the client went away; nobody receives it."""
@@ -70,7 +70,8 @@ class Exchange:
     def __init__(
         self, settings: ProxySettings, upstream: Upstream, metrics: Metrics, tokenizer: LocatingTokenizer | None
     ) -> None:
-        self._settings, self._upstream, self._metrics, self._tokenizer = settings, upstream, metrics, tokenizer
+        self._settings, self._upstream, self._metrics = settings, upstream, metrics
+        self._neutral = NeutralTexts(tokenizer, settings.unit)
         self._aligner = Aligner(settings, tokenizer)
         self._in_flight = 0
 
@@ -145,7 +146,7 @@ class Exchange:
                     ballot = read_ballot(path, call.body)
                     await self._vote(call, ballot, wanted, send, note)
                     return
-                call, note.added_tokens = self._aligner.aligned(path, call)
+                call, note.added_tokens = await asyncio.to_thread(self._aligner.aligned, path, call)
                 more = [(b"x-isophase-added-tokens", str(note.added_tokens).encode())]
             except UnvotableError as error:
                 note.unvoted = str(error)
@@ -172,7 +173,8 @@ class Exchange:
         if cost > self._settings.cost_tokens:
             raise UnvotableError(f"about {cost} tokens are above the limit of {self._settings.cost_tokens}")
         scored = wanted.rule != "majority"
-        made = bodies(ballot, call.body, shifts, self._settings, self._tokenizer, scored)
+        # Beside the loop: a long body at many shifts takes a while to write.
+        made = await asyncio.to_thread(bodies, ballot, call.body, shifts, self._settings, self._neutral, scored)
         # What is compared must be readable, whatever the client can decode.
         headers = [(name, value) for name, value in call.headers if name != b"accept-encoding"]
         plain = call._replace(headers=[*headers, (b"accept-encoding", b"identity")])

@@ -69,7 +69,7 @@ def faq(sources: Path) -> tuple[list[Page], list[Asked]]:
     return pages, asked
 
 
-def library(sources: Path, *, pages: int = 60, per_page: int = 6, seed: int = 0) -> tuple[list[Page], list[Asked]]:
+def library(sources: Path, *, pages: int = 40, per_page: int = 8, seed: int = 0) -> tuple[list[Page], list[Asked]]:
     """Pages of the library reference, and questions about their entries; drawn by the seed."""
     rng = random.Random(seed)
     made = [m for p in sorted((sources / "library").glob("*.rst.txt")) if (m := _library_page(p)) is not None]

@@ -30,11 +30,10 @@ from isophase.retrieval.rules import parse_rule
 from python_docs import faq, library
 
 RULES = (
-    "fixed(64)", "fixed(128)", "fixed(256)", "sentences(64)", "sentences(128)", "delimiters(64)", "delimiters(128)",
-    "local-max(32)",
+    "fixed(64)", "fixed(128)", "fixed(250)", "sentences(64)", "sentences(128)", "delimiters(128)", "local-max(32)",
 )  # fmt: skip
 WEIGHTS = {"naive": 0.0, "blended .25": 0.25, "blended .5": 0.5, "blended .75": 0.75, "late": 1.0}
-SHIFTS = 8
+SHIFTS, STRIDES, NAIVE_STRIDE = 8, (64, 128, 256), 128
 MEASURES = ("chunk_ndcg", "chunk_recall", "document_ndcg", "document_recall")
 
 
@@ -53,31 +52,42 @@ def rounded(value: Any) -> list[float] | None:
     return None if value is None else [round(v, 4) for v in (value.mean, value.low, value.high)]
 
 
-def by_rule(chunker: LateChunker, texts: list[str], questions: list[Question], vectors: Any) -> dict[str, Any]:
+def by_rule(
+    chunker: LateChunker, texts: list[str], questions: list[Question], vectors: Any, options: argparse.Namespace
+) -> dict[str, Any]:
     """All methods by rule, and whole documents."""
-    reading = read_all(chunker, texts, [*map(parse_rule, RULES), None], [*[True] * len(RULES), False])
+    rules = options.rules
+    reading = read_all(chunker, texts, [*map(parse_rule, rules), None], [*[True] * len(rules), False])
     out: dict[str, Any] = {}
-    for grid, rule in enumerate(RULES):
+    for grid, rule in enumerate(rules):
         found = {name: evaluate(reading.units([grid], w), questions, vectors) for name, w in WEIGHTS.items()}
         out[rule] = {name: row(f, found["naive"]) for name, f in found.items()}
         lengths = np.concatenate([s[grid].end_token_E - s[grid].start_token_E for s in reading.spans])
         out[rule]["chunks"], out[rule]["tokens_per_chunk"] = len(lengths), round(float(lengths.mean()), 1)
-        whole = row(evaluate(reading.units([len(RULES)], 1.0), questions, vectors), found["naive"])
+        whole = row(evaluate(reading.units([len(rules)], 1.0), questions, vectors), found["naive"])
         out[rule]["whole"] = {name: value for name, value in whole.items() if name.startswith("document")}
         show(rule, out[rule])
     return out
 
 
-def by_phase(chunker: LateChunker, texts: list[str], questions: list[Question], vectors: Any) -> dict[str, Any]:
+def by_phase(
+    chunker: LateChunker, texts: list[str], questions: list[Question], vectors: Any, options: argparse.Namespace
+) -> dict[str, Any]:
     """nDCG@10 of chunks by shift of the grid, with one grid and with several that all shift."""
     out: dict[str, Any] = {}
-    for stride in (64, 128, 256):
-        rules = [FixedStride(stride_tokens=stride, shift_tokens=n * stride // SHIFTS) for n in range(SHIFTS)]
-        reading = read_all(chunker, texts, rules, [True] * SHIFTS)
+    rules = [FixedStride(stride_tokens=s, shift_tokens=n * s // SHIFTS) for s in STRIDES for n in range(SHIFTS)]
+    # Naive vectors need a reading for every shift, so one stride has to do.
+    reading = read_all(chunker, texts, rules, [rule.stride_tokens == NAIVE_STRIDE for rule in rules])
+    for first, stride in enumerate(STRIDES):
         out[f"fixed({stride})"] = {}
         for name, weight in (("naive", 0.0), ("blended .5", 0.5), ("late", 1.0)):
+            if weight < 1 and stride != NAIVE_STRIDE:
+                continue
             for grids in (1, 2, 4):
-                chosen = [sorted((n + k * SHIFTS // grids) % SHIFTS for k in range(grids)) for n in range(SHIFTS)]
+                chosen = [
+                    sorted(first * SHIFTS + (n + k * SHIFTS // grids) % SHIFTS for k in range(grids))
+                    for n in range(SHIFTS)
+                ]
                 found = [evaluate(reading.units(c, weight), questions, vectors) for c in chosen]
                 table = np.stack([f.chunk_ndcg for f in found])
                 curve = table.mean(axis=1)
@@ -95,32 +105,30 @@ def by_phase(chunker: LateChunker, texts: list[str], questions: list[Question], 
     return out
 
 
-def by_window(encoder: Encoder, texts: list[str], questions: list[Question], vectors: Any) -> dict[str, Any]:
+def by_window(
+    chunker: LateChunker, texts: list[str], questions: list[Question], vectors: Any, options: argparse.Namespace
+) -> dict[str, Any]:
     """Late and blended vectors by length of window and overlap: how much context helps, and when it hurts."""
     out = {}
-    usual, rule = encoder.window_tokens, parse_rule("fixed(128)")
-    naive = None
-    for window in (64, 128, 256, 512):
+    encoder, rule = chunker.encoder, parse_rule("fixed(128)")
+    usual = encoder.window_tokens
+    alone = read_all(chunker, texts, [rule], [True])
+    naive = evaluate(alone.units([0], 0.0), questions, vectors)
+    places = [(window, window // 8) for window in options.windows]
+    places += [(usual, usual * eighths // 8) for eighths in options.overlaps]
+    for window, overlap in places:
         if window > encoder.limit_tokens:
             continue
-        for part in (0, 8, 4, 2):
-            # Chunks of 128 tokens are longer than some windows; naive ones are read at the usual length.
-            encoder.window_tokens = usual
-            chunker = LateChunker(encoder)
-            if naive is None:
-                alone = read_all(chunker, texts, [rule], [True])
-                naive = evaluate(alone.units([0], 0.0), questions, vectors)
-            encoder.window_tokens = window
-            overlap = window // part if part else 0
-            reading = read_all(LateChunker(encoder, overlap_tokens=overlap), texts, [rule], [False])
-            both = Reading(spans=reading.spans, late=reading.late, naive=alone.naive)
-            name = f"{window} tokens, overlap {overlap}"
-            out[name] = {
-                label: row(evaluate(both.units([0], weight), questions, vectors), naive)
-                for label, weight in (("late", 1.0), ("blended .5", 0.5))
-            }
-            print(f"  {name}: {json.dumps(out[name])}", flush=True)
-    encoder.window_tokens = usual
+        encoder.window_tokens = window
+        reading = read_all(LateChunker(encoder, overlap_tokens=overlap), texts, [rule], [False])
+        encoder.window_tokens = usual
+        both = Reading(spans=reading.spans, late=reading.late, naive=alone.naive)
+        name = f"{window} tokens, overlap {overlap}"
+        out[name] = {
+            label: row(evaluate(both.units([0], weight), questions, vectors), naive)
+            for label, weight in (("late", 1.0), ("blended .5", 0.5))
+        }
+        print(f"  {name}: {json.dumps(out[name])}", flush=True)
     return out
 
 
@@ -137,6 +145,9 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--sets", nargs="+", default=["faq", "library"], choices=("faq", "library"))
     parser.add_argument("--parts", nargs="+", default=["rule", "window", "phase"], choices=("rule", "window", "phase"))
+    parser.add_argument("--rules", nargs="+", default=list(RULES))
+    parser.add_argument("--windows", nargs="*", type=int, default=[64, 128, 256, 512], help="overlap: an eighth")
+    parser.add_argument("--overlaps", nargs="*", type=int, default=[0, 2, 4], help="eighths of the usual window")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -165,11 +176,10 @@ def main() -> None:
         for part, measure in (("rule", by_rule), ("window", by_window), ("phase", by_phase)):
             if part in options.parts and not (part == "phase" and name != "faq"):
                 began = time.perf_counter()
-                over = encoder if part == "window" else chunker
-                result[name][part] = measure(over, texts, questions, vectors)
+                result[name][part] = measure(chunker, texts, questions, vectors, options)
                 print(f"  {part}: {time.perf_counter() - began:.0f} s", flush=True)
-        if options.json:
-            options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+            if options.json:
+                options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

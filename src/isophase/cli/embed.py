@@ -29,13 +29,14 @@ Model = Annotated[
     str,
     typer.Option(help="Folder or hub id of a mean-pooling model, of sentence-transformers or for AutoModel."),
 ]
-Window = Annotated[
-    int | None, typer.Option(help="Tokens that the model reads at once. Default: as the model says.")
-]
+Window = Annotated[int | None, typer.Option(help="Tokens that the model reads at once. Default: as the model says.")]
 Overlap = Annotated[
-    int | None, typer.Option(help="Tokens that the next window of a document reads again. Default: an eighth.")
+    int | None,
+    typer.Option(help="Tokens that the next window reads again. Default: an eighth, at most 128."),
 ]
-Batch = Annotated[int, typer.Option(help="Most tokens of one forward pass.", min=1)]
+Batch = Annotated[
+    int | None, typer.Option(help="Most tokens of one forward pass. Default: as suits the device.", min=1)
+]
 Device = Annotated[
     str | None, typer.Option(help="cpu, cuda or another torch device. Default: CUDA where there is one.")
 ]
@@ -87,7 +88,7 @@ def index(
     offsets: Annotated[int, typer.Option(help="Grids of a fixed rule, equally spaced; the best one wins.", min=1)] = 1,
     window: Window = None,
     overlap: Overlap = None,
-    batch: Batch = 8192,
+    batch: Batch = None,
     device: Device = None,
     dtype: Dtype = None,
     document_prompt: DocumentPrompt = None,
@@ -156,7 +157,7 @@ def compare(
     offsets: Annotated[int, typer.Option(help="Grids of a fixed rule that are tried together.", min=1)] = 4,
     window: Window = None,
     overlap: Overlap = None,
-    batch: Batch = 8192,
+    batch: Batch = None,
     device: Device = None,
     dtype: Dtype = None,
     document_prompt: DocumentPrompt = None,

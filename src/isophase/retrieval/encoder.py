@@ -23,6 +23,8 @@ from isophase.retrieval.tokens import ExactTokenizer, IntArray
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _UNLIMITED = 1_000_000
+# On a CPU more does not fit its cache; a GPU wants to be filled.
+_BATCH_TOKENS = {"cpu": 2048, "cuda": 32_768}
 _SAMPLED_NUMBERS = 64
 
 
@@ -33,7 +35,7 @@ class Encoder:
         model: folder or hub id, of sentence-transformers or for `AutoModel`; or a loaded `SentenceTransformer`.
         window_tokens: tokens of one window, special tokens included; default the length that sentence-transformers'
             files state for the model, else what its positions allow. Beyond the stated length vectors may be poor.
-        batch_tokens: most tokens of one forward pass, padding included.
+        batch_tokens: most tokens of one forward pass, padding included; default what suits the device.
         device: torch device; default CUDA where there is one, else the CPU.
         dtype: `float32`, `float16` or `bfloat16`; default float32.
         document_prompt: text before every window of a document; default what the model's settings say.
@@ -56,7 +58,7 @@ class Encoder:
         model: str | Any,
         *,
         window_tokens: int | None = None,
-        batch_tokens: int = 8192,
+        batch_tokens: int | None = None,
         device: str | None = None,
         dtype: str | None = None,
         document_prompt: str | None = None,
@@ -96,7 +98,7 @@ class Encoder:
             )
         self.dtype = str(self.model.dtype).removeprefix("torch.")
         self._pad = int(getattr(tokenizer, "pad_token_id", None) or 0)
-        self.batch_tokens = batch_tokens
+        self.batch_tokens = batch_tokens or _BATCH_TOKENS.get(self.device.type, _BATCH_TOKENS["cuda"])
 
     def capacity(self, tokenizer: ExactTokenizer) -> int:
         """Tokens of a text in one window.

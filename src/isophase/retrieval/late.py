@@ -71,7 +71,8 @@ class LateChunker:
             `blended` is a weighted sum of late and naive vectors, and reads everything twice.
         late_weight: of the late vector when blending, 0 to 1.
         offsets: grids of a fixed stride, equally spaced; with `late` they share one reading.
-        overlap_tokens: tokens that a later window reads again, for context; their outputs are dropped.
+        overlap_tokens: tokens that a later window reads again, for context; their outputs are dropped. Default an
+            eighth of a window, at most 128.
         options: of `Encoder`: `window_tokens`, `batch_tokens`, `device`, `dtype`, `document_prompt`, `query_prompt`.
 
     Raises:
@@ -102,7 +103,7 @@ class LateChunker:
         if mode != "whole":
             self.rules = shifted(rule or Sentences(), offsets)
         capacity = self.encoder.capacity(self.encoder.documents)
-        self.overlap_tokens = capacity // 8 if overlap_tokens is None else overlap_tokens
+        self.overlap_tokens = min(capacity // 8, 128) if overlap_tokens is None else overlap_tokens
         if not 0 <= self.overlap_tokens < capacity:
             raise IsophaseError(
                 f"windows overlap by {self.overlap_tokens} of their {capacity} tokens.",

@@ -3,6 +3,7 @@
 The `model` of a request chooses what happens: `echo` and `weak` answer, `die`, `hang`, `drip`, `garbage`, `html`,
 `redirect`, `cut`, `slow-stream`, `huge` and an HTTP status of 400 or more misbehave. `weak` answers wrongly where the
 number of neutral tokens before the first user text, mod 4, is 3; `weak-long` where it is anything else but 0.
+`slow-stream` writes one word and waits for `released`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class StubUpstream:
         self.headers: list[list[tuple[str, str]]] = []
         self.lines: list[str] = []
         self.log = True
+        self.released = False
         self.requests = self.in_flight = self.most_in_flight = self.hung_up = 0
 
     def __enter__(self) -> StubUpstream:
@@ -138,7 +140,8 @@ class StubUpstream:
                 event = {**top, "object": f"{name}.chunk", "choices": [{"index": 0, **piece, "finish_reason": last}]}
                 write_chunk(writer, b"data: " + json.dumps(event).encode() + b"\n\n")
                 await writer.drain()
-                await asyncio.sleep(0.5 if model == "slow-stream" else 0)
+                while model == "slow-stream" and not self.released:
+                    await asyncio.sleep(0.01)
             write_chunk(writer, b"data: [DONE]\n\n")
             writer.write(b"0\r\n\r\n")
             await writer.drain()

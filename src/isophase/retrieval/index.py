@@ -84,8 +84,9 @@ class IndexSettings(BaseModel):
     def of(cls, chunker: LateChunker, rule: str, files: Sequence[Path]) -> Self:
         """Settings of an index that a chunker makes of files."""
         encoder = chunker.encoder
+        local = Path(encoder.name).expanduser()
         return cls(
-            model=encoder.name,
+            model=str(local.resolve()) if local.is_dir() else encoder.name,
             fingerprint=encoder.fingerprint(),
             rule="whole" if chunker.mode == "whole" else rule,
             mode=chunker.mode,

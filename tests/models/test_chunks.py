@@ -32,6 +32,7 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "router": {**DYNAMIC, "chunk_rule": "threshold", "chunk_score": "router", "chunk_groups": 2},
     "cosine above a threshold": {**DYNAMIC, "chunk_rule": "threshold", "chunk_score": "cosine"},
     "shared slots": {**DYNAMIC, "slot_parameters": "shared", "gate": "vector", "chunk_groups": 4},
+    "shared and own": {**DYNAMIC, "slot_parameters": "both", "chunk_groups": 2, "chunk_overlap": 1},
     "tied, post-norm": {**DYNAMIC, "tied_key_value": True, "post_norm": True},
     "staggered heads": {**FIXED, "grid_shift": "heads", "chunk_groups": 2},
     "staggered layers": {**FIXED, "grid_shift": "layers"},
@@ -60,7 +61,7 @@ def build(name: str) -> CompressedQwen3ForCausalLM:
         model = CompressedQwen3ForCausalLM(config).eval()
         with torch.no_grad():
             for key, parameter in model.named_parameters():
-                if key.endswith("gate_bias_WK"):
+                if key.endswith(("gate_bias_WK", "gate_WDK", "payload_WDC")):  # some begin at 0
                     parameter.normal_()
     return model
 
@@ -150,13 +151,16 @@ def closed_chunks(rule: Any, ids_T: torch.Tensor, hidden: torch.Tensor) -> list[
 
 def slow_entry(branch: Any, hidden: torch.Tensor, start: int, end: int, overlap: int, head: int) -> torch.Tensor:
     width = branch.head_width
+    own_payload, own_gate = branch.payload_WDC, branch.gate_WDK
+    if branch.common_payload_DC is not None:
+        own_payload, own_gate = own_payload + branch.common_payload_DC, own_gate + branch.common_gate_DK
     scores, payloads = [], []
     for token in range(max(0, start - overlap), end):
         slot = token - start + overlap
         group = 0 if branch.groups == 1 else slot
-        payloads.append(hidden[token] @ branch.payload_WDC[group][:, head * width : (head + 1) * width])
-        each = branch.gate_WDK.shape[-1] // branch.heads
-        gate = hidden[token] @ branch.gate_WDK[group][:, head * each : (head + 1) * each]
+        payloads.append(hidden[token] @ own_payload[group][:, head * width : (head + 1) * width])
+        each = own_gate.shape[-1] // branch.heads
+        gate = hidden[token] @ own_gate[group][:, head * each : (head + 1) * each]
         scores.append(gate + branch.gate_bias_WK[slot, head * each : (head + 1) * each])
     weights = torch.softmax(torch.stack(scores), dim=0)
     entry = (weights * torch.stack(payloads)).sum(dim=0)

@@ -112,6 +112,7 @@ class LayerChunks:
         close_BGE: first query position that may see each entry, old ones included, long; `NEVER` in padding.
         uncovered_BGT: first token that lies in no entry that query t can see.
         past_tokens: tokens read before this call.
+        closing: whether any chunk of each group closes in this call.
         confidence_BGE: of a router in each new entry; None where there is none, or nothing is to be learned.
         plans: of packed execution, made when the first layer asks.
     """
@@ -120,6 +121,7 @@ class LayerChunks:
     close_BGE: torch.Tensor
     uncovered_BGT: torch.Tensor
     past_tokens: int
+    closing: tuple[bool, ...]
     confidence_BGE: torch.Tensor | None = None
     plans: dict[tuple[int, ...], PackedPlan] = field(default_factory=dict, init=False)
 
@@ -246,6 +248,7 @@ def _layer(
     return LayerChunks(
         confidence_BGE=torch.stack(sure, dim=1) if sure else None,
         layouts=tuple(padded),
+        closing=tuple(layout.entries > 0 for layout in layouts),
         close_BGE=close_BGE,
         uncovered_BGT=torch.stack(uncovered, dim=1),
         past_tokens=past,

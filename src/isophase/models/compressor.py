@@ -15,12 +15,16 @@ from isophase.chunking.packing import PackedPlan, segment_softmax, segment_sum
 from isophase.models.chunks import LayerChunks
 from isophase.models.config import CompressedQwen3Config
 
+FEWEST_PACKED = 8
+"""Fewer chunks are executed padded: sorting their tokens by slot costs more than the empty slots."""
+
 
 class WindowBranch(nn.Module):
     """Entries of one kind, keys or values: `sum_i softmax_i(Z_i h_i + b_i) C_i h_i` over a window's slots.
 
     `slot_parameters` says which slots share `Z` and `C`: none (`offset`), those of the same stride block of
-    the window (`series`, as in DeepSeek V4), or all (`shared`). The bias `b_i` always belongs to the slot. The
+    the window (`series`, as in DeepSeek V4), or all (`shared`); or each slot adds matrices of its own, at first 0, to
+    those of all (`both`). The bias `b_i` always belongs to the slot. The
     gate is one number per KV head (`scalar`), one per channel (`vector`), or absent (`uniform`: the mean).
 
     Source: Zhu et al., arXiv 2609.36322, scalar gates with separate key and value branches; DeepSeek V4's CSA
@@ -34,6 +38,7 @@ class WindowBranch(nn.Module):
         slots = config.window_slots
         groups = {
             "offset": slots,
+            "both": slots,
             "series": slots // (config.compression_stride or 1),
             "shared": 1,
         }[config.slot_parameters]
@@ -47,7 +52,37 @@ class WindowBranch(nn.Module):
             self.gate_WDK = nn.Parameter(torch.empty(groups, config.hidden_size, gate_channels))
             if config.gate_bias:
                 self.gate_bias_WK = nn.Parameter(torch.zeros(slots, gate_channels))
+        self.common_payload_DC: nn.Parameter | None = None
+        self.common_gate_DK: nn.Parameter | None = None
+        if config.slot_parameters == "both":
+            self.common_payload_DC = nn.Parameter(torch.empty(config.hidden_size, heads * width))
+            if gate_channels:
+                self.common_gate_DK = nn.Parameter(torch.empty(config.hidden_size, gate_channels))
         self.post_norm = Qwen3RMSNorm(width, eps=config.rms_norm_eps) if config.post_norm else None
+
+    @torch.no_grad()
+    def initialise(self, std: float) -> None:
+        """Draw the matrices; biases, and own matrices beside common ones, are 0."""
+        for own, common in (
+            (self.payload_WDC, self.common_payload_DC),
+            (self.gate_WDK, self.common_gate_DK),
+        ):
+            if own is not None:
+                (own if common is None else common).normal_(0.0, std)
+                if common is not None:
+                    own.zero_()
+        if self.gate_bias_WK is not None:
+            self.gate_bias_WK.zero_()
+
+    def payload(self) -> torch.Tensor:
+        """What each group of slots applies, [G, D, C]."""
+        return self.payload_WDC if self.common_payload_DC is None else self.payload_WDC + self.common_payload_DC
+
+    def gate(self) -> torch.Tensor | None:
+        """The same for gates, [G, D, K]; None where there are none."""
+        if self.gate_WDK is None or self.common_gate_DK is None:
+            return self.gate_WDK
+        return self.gate_WDK + self.common_gate_DK
 
     def forward(self, windows_BEWD: torch.Tensor, filled_BEW: torch.Tensor, heads: slice = slice(None)) -> torch.Tensor:
         """Entries of the given windows.
@@ -60,7 +95,7 @@ class WindowBranch(nn.Module):
         Returns:
             [B, E, K, H]; a window without tokens gives 0.
         """
-        payload = self._project(windows_BEWD, self._of(self.payload_WDC, heads))
+        payload = self._project(windows_BEWD, self._of(self.payload(), heads))
         payload = payload.view(*payload.shape[:-1], payload.shape[-1] // self.head_width, self.head_width)
         weights = self.weights(windows_BEWD, filled_BEW, heads).to(payload.dtype)
         entries: torch.Tensor = (weights * payload).sum(dim=2)
@@ -77,16 +112,16 @@ class WindowBranch(nn.Module):
         Returns:
             [N, K, H].
         """
-        payload_WDC = self._of(self.payload_WDC, heads)
+        payload_WDC, gate_WDK = self._of(self.payload(), heads), self.gate()
         channels = payload_WDC.shape[-1]
         count = channels // self.head_width
         # Gates and payloads in one product: the rows are read once.
         parameters = payload_WDC
-        if self.gate_WDK is not None:
-            parameters = torch.cat([payload_WDC, self._of(self.gate_WDK, heads)], dim=-1)
+        if gate_WDK is not None:
+            parameters = torch.cat([payload_WDC, self._of(gate_WDK, heads)], dim=-1)
         both_RC = self._project_packed(rows_RD, parameters, plan)
         payload_RC, gates_RC = both_RC[:, :channels], both_RC[:, channels:]
-        if self.gate_WDK is None:
+        if gate_WDK is None:
             gates_RC = rows_RD.new_zeros(plan.rows, count)
         elif self.gate_bias_WK is not None:
             bias_WK = self._of(self.gate_bias_WK, heads)
@@ -118,10 +153,11 @@ class WindowBranch(nn.Module):
         """
         B, E, W, _ = windows_BEWD.shape
         count = len(range(*heads.indices(self.heads)))
-        if self.gate_WDK is None:
+        gate_WDK = self.gate()
+        if gate_WDK is None:
             gates = windows_BEWD.new_zeros(B, E, W, count, 1)
         else:
-            gates = self._project(windows_BEWD, self._of(self.gate_WDK, heads))
+            gates = self._project(windows_BEWD, self._of(gate_WDK, heads))
             if self.gate_bias_WK is not None:
                 gates = gates + self._of(self.gate_bias_WK, heads)
             gates = gates.view(B, E, W, count, gates.shape[-1] // count)
@@ -182,7 +218,10 @@ class WindowCompressor(nn.Module):
         keys, values = [], []
         for group in range(groups):
             heads = slice(group * share, (group + 1) * share) if groups > 1 else slice(None)
-            if self.packed:
+            if not chunks.closing[group]:  # while decoding, groups seldom close together
+                shape = (len(open_BTD), chunks.layouts[group].entries, share, self.keys.head_width)
+                own = (open_BTD.new_zeros(shape), open_BTD.new_zeros(shape))
+            elif self.packed and len(open_BTD) * chunks.layouts[group].entries >= FEWEST_PACKED:
                 own = self._packed(open_BTD, first_token, chunks, group, heads)
             else:
                 own = self._padded(open_BTD, first_token, chunks.layouts[group], heads)

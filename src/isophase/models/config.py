@@ -13,7 +13,7 @@ _CHOICES = {
     "chunk_score": ("hash", "ranks", "cosine", "router"),
     "grid_shift": ("none", "heads", "layers"),
     "local_memory": ("window", "tail"),
-    "slot_parameters": ("offset", "series", "shared"),
+    "slot_parameters": ("offset", "series", "shared", "both"),
     "gate": ("scalar", "vector", "uniform"),
 }
 
@@ -32,7 +32,8 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
         local_memory: `window`: the last `local_window` tokens are exact; `tail`: the tokens of the unfinished
             stride (and always the query's own).
         slot_parameters: which slots of a window share gate and payload matrices: `offset` none, `series` those
-            of one stride block (W must be a multiple of S), `shared` all.
+            of one stride block (W must be a multiple of S), `shared` all; `both`: what all share plus, at first 0,
+            what belongs to the slot, so that what is learned at one slot is known at all.
         gate: `scalar` per KV head, `vector` per channel, or `uniform` averaging.
         gate_bias: whether gates have a bias per slot.
         tied_key_value: entries' values are their keys before norm and rotary.

@@ -59,11 +59,7 @@ class CompressedQwen3PreTrainedModel(PreTrainedModel):  # type: ignore[misc]
         super()._init_weights(module)
         std = self.config.initializer_range
         if isinstance(module, WindowBranch):
-            module.payload_WDC.normal_(0.0, std)
-            if module.gate_WDK is not None:
-                module.gate_WDK.normal_(0.0, std)
-            if module.gate_bias_WK is not None:
-                module.gate_bias_WK.zero_()
+            module.initialise(std)
         if isinstance(module, nn.Embedding) and self.config.embedding_range is not None:
             module.weight.normal_(0.0, self.config.embedding_range)
 

@@ -23,6 +23,7 @@ from isophase.cli import (
     models,
     needle,
     plan,
+    repair,
     report,
     search,
     serve,
@@ -87,6 +88,7 @@ app.command("train")(train.train)
 app.command("sweep")(sweep.sweep)
 app.command("explain")(explain.explain)
 app.command("needle")(needle.needle)
+app.command("repair")(repair.repair)
 app.add_typer(embed.embed, name="embed")
 app.command("search")(search.search)
 app.command("align")(align.align)

@@ -57,6 +57,10 @@ class HuggingFaceTokenizer:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
         return ids
 
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer beside a model."""
+        self._tokenizer.save_pretrained(folder)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of `ids`, special tokens kept."""
         text: str = self._tokenizer.decode([int(i) for i in ids], clean_up_tokenization_spaces=False)

@@ -113,6 +113,20 @@ def phases_figure(finding: Finding, control: Finding | None) -> Figure:
     )
 
 
+def phases_strip(finding: Finding) -> Markup:
+    """Accuracy by phase as bars of a line's height, 0 to 1, to be compared between rows of a table."""
+    total = finding.axis_tokens
+    plot = Plot(f"accuracy by phase of {finding.target}", height_px=30, top_px=2, bottom_px=1)
+    plot.line(0, 1, 0, 0, "base")
+    for phase in range(total):
+        value = words.at_phase(finding.accuracy_by_phase, phase)
+        if value is not None:
+            kind = "bar weak" if is_weak(finding, phase) else "bar"
+            tooltip = f"phase {phase}: {words.number(value)}"
+            plot.rect(*bar_place(phase, total, 0.75), 0, value, kind, tooltip)
+    return plot.markup()
+
+
 def _phase_mark(plot: Plot, finding: Finding, phase: int) -> None:
     """One phase: a bar, or a dot where there are too many for bars; a cross where nothing is known."""
     total = finding.axis_tokens

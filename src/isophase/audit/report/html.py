@@ -55,7 +55,7 @@ def _environment() -> Environment:
     environment.filters.update(
         num=_typeset(words.number), ci=_typeset(words.interval), p=_typeset(words.p_value), count=words.count
     )
-    environment.globals.update(words=words)
+    environment.globals.update(words=words, phases_strip=figures.phases_strip)
     return environment
 
 

@@ -58,7 +58,8 @@ class ChonkieChunker:
 
     def embed_query(self, text: str) -> FloatArray:
         """Vector of a question."""
-        return self.chunker.encode_queries([text])[0]
+        vector: FloatArray = self.chunker.encode_queries([text])[0]
+        return vector
 
     def _convert(self, chunk: Chunk) -> Any:
         return self.make(

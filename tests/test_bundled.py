@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from isophase.models.bundled import bundled_folder, bundled_names, training_record
+from isophase.models.bundled import bundled_folder, bundled_names, memory_words, training_record
 
 
 def audit(*arguments: str) -> tuple[int, dict]:
@@ -53,6 +53,18 @@ def test_w4s4_has_period_4(bundled):
     assert w4s4["gap_points"] > 10
 
 
+@pytest.mark.parametrize("name", ["hash4", "keys8"])
+def test_chunks_that_follow_the_content_have_no_weak_phase(bundled, name):
+    _, _, findings = bundled
+    cured, sick = findings[f"isophase:{name}"], findings["isophase:w4s4" if name == "hash4" else "isophase:w8s8"]
+    assert cured["stride_source"] == "scan"
+    assert cured["verdict"] == "none"
+    assert cured["period_tokens"] is None
+    assert cured["gap_points"] < 5
+    best = max(sick["accuracy_by_phase"])
+    assert min(cured["accuracy_by_phase"]) > best - 0.03
+
+
 def test_full_attention_is_a_clean_and_able_control(bundled):
     _, report, findings = bundled
     full = findings["isophase:full"]
@@ -74,20 +86,27 @@ def test_the_published_sweeps_find_it_too(probe, tmp_path):
 
 
 def test_bundled_models_are_small_and_documented():
-    assert bundled_names() == ["full", "w4s4", "w8s8"]
+    assert bundled_names() == ["full", "hash4", "keys8", "w4s4", "w8s8"]
     for name in bundled_names():
         record = training_record(name)
         folder = bundled_folder(name)
-        assert record.weights_bytes == (folder / "model.safetensors").stat().st_size < 1_000_000
+        assert record.weights_bytes == (folder / "model.safetensors").stat().st_size < 1_600_000
+        assert memory_words(name)
         assert (folder / "curve.jsonl").read_text().count("\n") > 50
         recipe = json.loads((folder / "recipe.json").read_text())
         assert recipe["seed"] == record.seed
 
 
 def test_matched_recipes_differ_only_in_compression():
-    recipes = {name: json.loads((bundled_folder(name) / "recipe.json").read_text()) for name in bundled_names()}
+    from isophase.lab.recipe import Recipe
+
+    recipes = {
+        name: Recipe.model_validate_json((bundled_folder(name) / "recipe.json").read_text()).model_dump()
+        for name in bundled_names()
+    }
     for name, recipe in recipes.items():
         differing = {key for key in recipe if recipe[key] != recipes["full"][key]}
         assert differing <= {"name", "purpose", "model"}, name
-        model = {k: v for k, v in recipe["model"].items() if not k.startswith("compression_")}
-        assert model == recipes["full"]["model"]
+        memory = ("compression_", "chunk_") + (("num_key_value_heads",) if name == "keys8" else ())
+        model = {k: v for k, v in recipe["model"].items() if not k.startswith(memory)}
+        assert model == {k: v for k, v in recipes["full"]["model"].items() if not k.startswith(memory)}

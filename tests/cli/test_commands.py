@@ -11,7 +11,20 @@ from isophase.audit.schema import Report
 from isophase.errors import EXIT_INCONCLUSIVE, EXIT_INTERRUPTED, EXIT_NONE, EXIT_SENSITIVE
 from isophase.targets.planted import PlantedTarget
 
-COMMANDS = ("audit", "check", "invariants", "plan", "report", "compare", "show", "models", "train", "sweep", "explain")
+COMMANDS = (
+    "audit",
+    "check",
+    "invariants",
+    "plan",
+    "report",
+    "compare",
+    "show",
+    "models",
+    "train",
+    "sweep",
+    "explain",
+    "repair",
+)
 EFFECT = "planted:period=8,amplitude=.25,accuracy=.7"
 NULL = "planted:amplitude=0,accuracy=.7,seed=6"
 SMALL = ("--items", 16, "--window", 8)

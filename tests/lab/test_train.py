@@ -186,7 +186,7 @@ def test_the_tokenizer_is_the_vocabulary(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["full", "w8s8", "w4s4"])
+@pytest.mark.parametrize("name", ["full", "w8s8", "w4s4", "hash4", "keys8"])
 def test_the_bundled_curves_come_again(name: str, tmp_path: Path, monkeypatch) -> None:
     """The first forty steps of the bundled models: a change of the trainer must not change what it trains."""
     import isophase.lab.train as module

@@ -245,3 +245,19 @@ def test_voting_over_the_stride_cures_and_multiples_of_it_do_not() -> None:
     assert before[1] < 0.6
     assert voted[1] > 0.9
     assert control[1] < before[1] + 0.2
+
+
+def test_options_make_specs() -> None:
+    from isophase.cli.options import DEFAULT_TARGETS, with_variants
+
+    assert with_variants(["hf:a", "planted:period=4"], None, ["1", "4", "0,8 majority"]) == [
+        "hf:a",
+        "hf:a|vote(4)",
+        "hf:a|vote(0:8, majority)",
+        "planted:period=4",
+    ]
+    assert with_variants(None, None, ["2"]) == [f"{spec}|vote(2)" for spec in DEFAULT_TARGETS]
+    with pytest.raises(IsophaseError, match="together"):
+        with_variants(["hf:a"], ["full"], ["2"])
+    with pytest.raises(IsophaseError, match="asks local models"):
+        with_variants(["planted:period=4"], None, ["2"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from json import dumps
 
 from isophase.cli import options as opt
-from isophase.models.bundled import bundled_names, training_record
+from isophase.models.bundled import bundled_names, memory_words, training_record
 
 
 def models(json: opt.Json = None) -> None:
@@ -14,11 +14,10 @@ def models(json: opt.Json = None) -> None:
     opt.write_json(dumps([record.model_dump() for record in records], indent=2) + "\n", json)
     console = opt.console_for_people(json)
     for record in records:
-        grid = "none" if record.stride_tokens is None else f"W{record.window_tokens}/S{record.stride_tokens}"
         console.print(f"isophase:{record.name}  {record.purpose}")
         console.print(
-            f"    compression {grid}, {record.layers} layers, width {record.hidden_size}, {record.kv_heads} KV, "
-            f"{record.parameters:,} parameters, {record.weights_bytes / 1000:.0f} kB"
+            f"    compression {memory_words(record.name)}, {record.layers} layers, width {record.hidden_size}, "
+            f"{record.kv_heads} KV, {record.parameters:,} parameters, {record.weights_bytes / 1000:.0f} kB"
         )
         console.print(
             f"    trained {record.steps:,} steps, {record.seconds / 60:.1f} min, seed {record.seed}, "

@@ -21,7 +21,7 @@ from isophase.mitigate.specs import open_target, vote_suffix
 from isophase.probes import PROBE_NAMES, STYLES
 from isophase.targets import SERVER_CHOICES, ServerOptions, Target
 
-DEFAULT_TARGETS = ("isophase:w8s8", "isophase:w4s4")
+DEFAULT_TARGETS = ("isophase:w8s8", "isophase:w4s4", "isophase:keys8", "isophase:hash4")
 
 Targets = Annotated[
     list[str] | None,

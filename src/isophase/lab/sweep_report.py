@@ -50,7 +50,7 @@ class Row(BaseModel):
     final_loss: float = Field(description="of training, where no sequence comes twice in lookup")
     mean: float = Field(description="accuracy over all phases")
     mean_interval: Interval
-    worst: float | None = Field(description="accuracy at the worst phase")
+    worst: float | None = Field(description="lowest accuracy of all phases")
     worst_interval: Interval | None
     worst_phase: int | None
     prompts: int
@@ -97,7 +97,10 @@ def _row(run: Run, out: Path, audit: str) -> Row:
     folder = out / "runs" / run.name
     record = TrainingRecord.model_validate_json((folder / "model" / "training.json").read_text(encoding="utf-8"))
     report = Report.model_validate_json((folder / audit / "report.json").read_text(encoding="utf-8"))
+    # Where all phases are alike, none is named the worst; any of them is then as bad as it gets.
+    known = [phase for phase, value in enumerate(report.accuracy_by_phase) if value is not None]
     worst = report.worst_phase
+    lowest = worst if worst is not None else min(known, key=lambda p: report.accuracy_by_phase[p] or 0.0, default=None)
     use = _memory_use(folder, audit)
     return Row(
         run=run.name,
@@ -117,8 +120,8 @@ def _row(run: Run, out: Path, audit: str) -> Row:
         final_loss=record.final_loss,
         mean=report.accuracy,
         mean_interval=report.accuracy_interval,
-        worst=None if worst is None else report.accuracy_by_phase[worst],
-        worst_interval=None if worst is None else report.interval_by_phase[worst],
+        worst=None if lowest is None else report.accuracy_by_phase[lowest],
+        worst_interval=None if lowest is None else report.interval_by_phase[lowest],
         worst_phase=worst,
         prompts=report.prompts,
         items_always_right=report.items_always_right,

@@ -54,6 +54,21 @@ def bundled_folder(name: str) -> Path:
     return folder
 
 
+def memory_words(name: str) -> str:
+    """How a bundled model cuts its cache, in words."""
+    config = json.loads((bundled_folder(name) / "config.json").read_text())
+    rule = config.get("chunk_rule", "fixed")
+    if rule == "fixed":
+        window, stride = config.get("compression_window"), config.get("compression_stride")
+        return "none" if stride is None else f"W{window}/S{stride}"
+    score = {"hash": "a hash", "ranks": "ranks of tokens"}.get(config["chunk_score"], config["chunk_score"])
+    overlap = config["chunk_overlap"]
+    return (
+        f"by content ({rule.replace('_', ' ')} of {score} within {config['chunk_radius']} tokens, at most "
+        f"{config['chunk_max_tokens']}" + (f", overlap {overlap})" if overlap else ")")
+    )
+
+
 def training_record(name: str) -> TrainingRecord:
     """How a bundled model was trained."""
     return TrainingRecord.model_validate(json.loads((bundled_folder(name) / "training.json").read_text()))

@@ -106,7 +106,8 @@ def test_matched_recipes_differ_only_in_compression():
     }
     for name, recipe in recipes.items():
         differing = {key for key in recipe if recipe[key] != recipes["full"][key]}
-        assert differing <= {"name", "purpose", "model"}, name
+        # The older records do not name the device; all are of a CPU.
+        assert differing <= {"name", "purpose", "model", "device"}, name
         memory = ("compression_", "chunk_") + (("num_key_value_heads",) if name == "keys8" else ())
         model = {k: v for k, v in recipe["model"].items() if not k.startswith(memory)}
         assert model == {k: v for k, v in recipes["full"]["model"].items() if not k.startswith(memory)}

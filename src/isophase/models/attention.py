@@ -75,7 +75,8 @@ class CompressedAttention(nn.Module):
             hidden_BTD: normalised hidden states of the new tokens.
             rotary: cosine and sine for the new tokens.
             entry_rotary: cosine and sine at the anchors of newly closed entries, or None.
-            mask: additive, broadcastable to [B, Q, T, entries + local tokens]; or a `BlockMask`, with all tokens kept.
+            mask: additive, [B or 1, G or 1, T, entries + local tokens], for G groups of heads; or a `BlockMask`, with
+                all tokens kept.
             memory: the cache, or None.
             chunks: what closes in this call, or None without compression.
             keep: new tokens whose output is wanted; the others are only remembered.
@@ -110,15 +111,21 @@ class CompressedAttention(nn.Module):
         attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        output, weights = attend(
-            self,
-            query,
-            key,
-            value,
-            mask if keep == slice(None) else mask[:, :, keep],
-            dropout=self.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-        )
+        mask = mask if keep == slice(None) else mask[:, :, keep]
+        groups = mask.shape[1] if isinstance(mask, torch.Tensor) else 1
+        parts = [
+            attend(
+                self,
+                *(states.chunk(groups, dim=1)[group] for states in (query, key, value)),
+                mask[:, group : group + 1] if groups > 1 else mask,
+                dropout=self.attention_dropout if self.training else 0.0,
+                scaling=self.scaling,
+            )
+            for group in range(groups)
+        ]
+        output = torch.cat([part for part, _ in parts], dim=2)
+        by_head = [part for _, part in parts if part is not None]
+        weights = torch.cat(by_head, dim=1) if by_head else None
         return self.o_proj(output.reshape(*asking.shape[:2], -1).contiguous()), weights
 
     def _close(

@@ -29,7 +29,7 @@ def dense_mask(
         dtype: of the attention.
 
     Returns:
-        [B or 1, Q or 1, T, E + L].
+        [B or 1, G or 1, T, E + L]: heads of a group see alike, and a mask for each would be as many copies.
     """
     local_L = _local(config, chunks, past, position_T)
     ahead_TL = position_T[:, None] - local_L[None, :]
@@ -40,9 +40,7 @@ def dense_mask(
         entries = chunks.close_BGE[:, :, None, :] <= position_T[:, None]
         visible = torch.cat([entries, visible.expand(*entries.shape[:2], -1, -1)], dim=-1)
     mask = torch.zeros(visible.shape, dtype=dtype, device=position_T.device)
-    mask = mask.masked_fill_(~visible, torch.finfo(dtype).min)
-    groups = mask.shape[1]
-    return mask if groups == 1 else mask.repeat_interleave(config.num_attention_heads // groups, dim=1)
+    return mask.masked_fill_(~visible, torch.finfo(dtype).min)
 
 
 def block_mask(config: CompressedQwen3Config, chunks: LayerChunks | None, past: int, position_T: torch.Tensor) -> Any:

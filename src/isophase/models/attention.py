@@ -18,6 +18,9 @@ from isophase.models.compressor import WindowCompressor
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.memory import CompressedCache, CompressedLayer
 
+FEWEST_SEPARATE = 64
+"""With fewer queries, as in decoding, a mask for every head costs less than a call for every group."""
+
 Rotary = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -113,6 +116,8 @@ class CompressedAttention(nn.Module):
         )
         mask = mask if keep == slice(None) else mask[:, :, keep]
         groups = mask.shape[1] if isinstance(mask, torch.Tensor) else 1
+        if groups > 1 and query.shape[2] < FEWEST_SEPARATE:
+            mask, groups = mask.repeat_interleave(query.shape[1] // groups, dim=1), 1
         parts = [
             attend(
                 self,

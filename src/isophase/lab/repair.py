@@ -16,7 +16,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
@@ -26,9 +25,8 @@ from isophase.lab.outcomes import Questions, ask, questions_of
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.qwen3 import CompressedQwen3ForCausalLM
 from isophase.probes import ProbeSettings, Tokenizer, build_probe
-from isophase.statistics import wilson
+from isophase.statistics import straddling_phases, wilson
 
-Array = NDArray[np.float64]
 Method = Literal["flatten", "roll", "refit", "regrid"]
 METHODS: tuple[Method, ...] = ("flatten", "roll", "refit", "regrid")
 
@@ -91,7 +89,7 @@ class Repair(BaseModel):
     stride_tokens: int
     before: Curve
     after: Curve
-    kept: bool = Field(description="whether anything was better; else the model is as it was")
+    kept: bool = Field(description="whether it is better on prompts that decided nothing")
     change: str = Field(description="what was done, in words")
     boundary_phases: list[int] = Field(description="phases at which a chunk edge cuts the record")
     steps: list[tuple[int, float, float]] = Field(description="step, worst phase and mean while it was trained")
@@ -138,7 +136,8 @@ def repair(
         say: told of progress.
 
     Returns:
-        The repaired model, or the model as it was where nothing was better, and what it came to.
+        The model that was tried, and what it came to: only where `kept` is set is it worth keeping. Where no
+        change was found on the prompts of choice, that is the model as it was.
 
     Raises:
         IsophaseError: the model has no fixed grid, or no gates by offset.
@@ -174,7 +173,7 @@ def repair(
         before=before,
         after=after,
         kept=kept,
-        boundary_phases=sorted({(stride - cut) % stride for cut in range(1, min(judge.span_tokens, stride))}),
+        boundary_phases=straddling_phases(stride, judge.span_tokens),
         change=change or "nothing that was tried raised the worst phase without lowering the mean",
         steps=trail,
         parameters=count,
@@ -197,16 +196,11 @@ def _questions(tokenizer: Tokenizer, settings: RepairSettings, stride: int, part
     return questions_of(build_probe(probe, tokenizer))
 
 
-def _phases(questions: Questions, stride: int) -> NDArray[np.int64]:
-    return np.asarray(questions.positions % stride)
-
-
 def _curve(model: Any, questions: Questions, stride: int) -> Curve:
-    outcomes = np.asarray(ask(model, questions).outcomes)
-    phases = _phases(questions, stride)
+    observations = ask(model, questions)
     return Curve(
-        by_phase=[float(outcomes[phases == phase].mean()) for phase in range(stride)],
-        prompts_by_phase=len(outcomes),
+        by_phase=observations.lap_means(stride).mean(axis=0).tolist(),
+        prompts_by_phase=observations.items,
     )
 
 
@@ -311,9 +305,9 @@ def _fine_tune(
         answers = questions.answers[rows].to(model.device)
         loss_B = nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="none")
         loss_B = loss_B.view(len(rows), keep).mean(dim=1)
-        phases_B = torch.from_numpy(_phases(questions, stride).reshape(-1))[rows].to(model.device)
+        phases_B = torch.from_numpy(questions.positions.reshape(-1) % stride)[rows].to(model.device)
         share_S = torch.zeros(stride, device=model.device).index_add(0, phases_B, loss_B.detach())
-        count_S = torch.zeros(stride, device=model.device).index_add(0, phases_B, torch.ones_like(loss_B.detach()))
+        count_S = torch.bincount(phases_B, minlength=stride)
         # Exponentiated-gradient ascent on the phases, then descent on their weighted loss.
         weights_S = weights_S.to(model.device) * torch.exp(_ROBUSTNESS * share_S / count_S.clamp(min=1))
         weights_S = weights_S / weights_S.sum()

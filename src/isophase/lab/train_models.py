@@ -129,7 +129,7 @@ def _initialise(model: Any, seed: int) -> None:
         if parameter.dim() < 2 or name.endswith("gate_bias_WK"):
             continue
         # What slots add to matrices that they share starts at 0.
-        if name.endswith("_WDC" if "payload" in name else "_WDK") and getattr(config, "slot_parameters", "") == "both":
+        if name.endswith(("payload_WDC", "gate_WDK")) and getattr(config, "slot_parameters", "") == "both":
             continue
         own = int.from_bytes(sha256(f"{seed} {name}".encode()).digest()[:8]) >> 1
         generator = torch.Generator(parameter.device).manual_seed(own) if not parameter.is_meta else None

@@ -118,19 +118,14 @@ class CompressedAttention(nn.Module):
         groups = mask.shape[1] if isinstance(mask, torch.Tensor) else 1
         if groups > 1 and query.shape[2] < FEWEST_SEPARATE:
             mask, groups = mask.repeat_interleave(query.shape[1] // groups, dim=1), 1
-        parts = [
-            attend(
-                self,
-                *(states.chunk(groups, dim=1)[group] for states in (query, key, value)),
-                mask[:, group : group + 1] if groups > 1 else mask,
-                dropout=self.attention_dropout if self.training else 0.0,
-                scaling=self.scaling,
-            )
-            for group in range(groups)
-        ]
-        output = torch.cat([part for part, _ in parts], dim=2)
-        by_head = [part for _, part in parts if part is not None]
-        weights = torch.cat(by_head, dim=1) if by_head else None
+        how = {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling}
+        if groups == 1:
+            output, weights = attend(self, query, key, value, mask, **how)
+        else:
+            split = zip(*(states.chunk(groups, dim=1) for states in (query, key, value, mask)), strict=True)
+            outputs, by_group = zip(*(attend(self, *group, **how) for group in split), strict=True)
+            output = torch.cat(outputs, dim=2)
+            weights = None if by_group[0] is None else torch.cat(by_group, dim=1)
         return self.o_proj(output.reshape(*asking.shape[:2], -1).contiguous()), weights
 
     def _close(

@@ -336,8 +336,9 @@ def test_pages_hold_what_lists_would(steps: list[list[int]], page: int) -> None:
         filled = torch.arange(most) < counts[..., None]
         for place in range(4):
             lists[place] += list(keys[place // 2, place % 2, : step[place]])
-        found, values = paged.append(keys, -keys, filled)
-        check(found, values, lists)
+        paged.append(keys, -keys, filled)
+        check(*paged.view(), lists)
+        check_products(paged, generator)
         if number % 4 == 1:
             rows = torch.tensor([1, 1] if number % 8 == 1 else [1, 0])
             paged.select(rows)
@@ -358,6 +359,22 @@ def check(keys: torch.Tensor, values: torch.Tensor, lists: list[list[torch.Tenso
             expected = torch.stack(held)
             assert torch.equal(keys[place // 2, place % 2, : len(held)], expected)
             assert torch.equal(values[place // 2, place % 2, : len(held)], -expected)
+
+
+def check_products(paged: PagedEntries, generator: torch.Generator) -> None:
+    """Products where entries lie are those with gathered entries; shared pages are refused."""
+    query = torch.randn(2, 2, 3, 3, generator=generator)
+    if paged.shared:
+        with pytest.raises(ValueError, match="no one owner"):
+            paged._owners_of_pages()
+        return
+    keys, values = paged.view()
+    filled = torch.arange(paged.longest) < paged.counts_BG[..., None]
+    found = paged.products(query).masked_fill(~filled[:, :, None], 0)
+    expected = (query @ keys.transpose(2, 3)).masked_fill(~filled[:, :, None], 0)
+    torch.testing.assert_close(found, expected)
+    if paged.longest:
+        torch.testing.assert_close(paged.mixed(found), expected @ values)
 
 
 def test_growing_pages_leaves_old_ones_where_they_are() -> None:

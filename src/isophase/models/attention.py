@@ -17,6 +17,7 @@ from isophase.models.chunks import LayerChunks
 from isophase.models.compressor import WindowCompressor
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.memory import CompressedCache, CompressedLayer
+from isophase.models.pages import PagedEntries
 
 FEWEST_SEPARATE = 64
 """With fewer queries, as in decoding, a mask for every head costs less than a call for every group."""
@@ -79,7 +80,7 @@ class CompressedAttention(nn.Module):
             rotary: cosine and sine for the new tokens.
             entry_rotary: cosine and sine at the anchors of newly closed entries, or None.
             mask: additive, [B or 1, G or 1, T, entries + local tokens], for G groups of heads; or a `BlockMask`, with
-                all tokens kept.
+                all tokens kept; or None where the kernel's causal order is all that is asked.
             memory: the cache, or None.
             chunks: what closes in this call, or None without compression.
             keep: new tokens whose output is wanted; the others are only remembered.
@@ -95,9 +96,11 @@ class CompressedAttention(nn.Module):
         cos, sin = rotary
         query, key = rotate(query, (cos[:, keep], sin[:, keep])), rotate(key, rotary)
 
+        mask = mask if mask is None or keep == slice(None) else mask[:, :, keep]
         if self.compressor is None:
             if memory is not None:
                 key, value = memory.update(key, value, self.layer_idx)
+            output, weights = self._attend(query, key, value, mask)
         else:
             assert entry_rotary is not None
             assert chunks is not None
@@ -105,28 +108,63 @@ class CompressedAttention(nn.Module):
             assert layer is None or isinstance(layer, CompressedLayer)
             open_BTD = hidden_BTD if layer is None else layer.open_window(hidden_BTD)
             entry_key, entry_value = self._close(open_BTD, hidden_BTD.shape[1], entry_rotary, chunks)
-            if layer is None:
-                key = torch.cat([entry_key, key], dim=2)
-                value = torch.cat([entry_value, value], dim=2)
-            else:
+            if layer is not None:
                 key, value = layer.append(chunks, open_BTD, entry_key, entry_value, key, value)
+            if layer is not None and self._few(query, layer.pages):
+                output, weights = self._attend_in_place(query, layer.pages, key, value, mask)
+            else:
+                if layer is not None:
+                    entry_key, entry_value = layer.pages.view()
+                key, value = torch.cat([entry_key, key], dim=2), torch.cat([entry_value, value], dim=2)
+                output, weights = self._attend(query, key, value, mask)
+        return self.o_proj(output.reshape(*asking.shape[:2], -1).contiguous()), weights
 
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Output [B, T, Q, H] and weights, by the implementation that the configuration names."""
         attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        mask = mask if keep == slice(None) else mask[:, :, keep]
         groups = mask.shape[1] if isinstance(mask, torch.Tensor) else 1
         if groups > 1 and query.shape[2] < FEWEST_SEPARATE:
             mask, groups = mask.repeat_interleave(query.shape[1] // groups, dim=1), 1
         how = {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling}
         if groups == 1:
-            output, weights = attend(self, query, key, value, mask, **how)
-        else:
-            split = zip(*(states.chunk(groups, dim=1) for states in (query, key, value, mask)), strict=True)
-            outputs, by_group = zip(*(attend(self, *group, **how) for group in split), strict=True)
-            output = torch.cat(outputs, dim=2)
-            weights = None if by_group[0] is None else torch.cat(by_group, dim=1)
-        return self.o_proj(output.reshape(*asking.shape[:2], -1).contiguous()), weights
+            return attend(self, query, key, value, mask, **how)
+        split = zip(*(states.chunk(groups, dim=1) for states in (query, key, value, mask)), strict=True)
+        outputs, by_group = zip(*(attend(self, *group, **how) for group in split), strict=True)
+        return torch.cat(outputs, dim=2), None if by_group[0] is None else torch.cat(by_group, dim=1)
+
+    def _few(self, query: torch.Tensor, pages: PagedEntries) -> bool:
+        """Whether queries are multiplied with entries where these lie, as in decoding."""
+        plain = self.config._attn_implementation in ("eager", "sdpa") and not self.training
+        return plain and query.shape[2] < FEWEST_SEPARATE and not pages.shared
+
+    def _attend_in_place(
+        self, query: torch.Tensor, pages: PagedEntries, key: torch.Tensor, value: torch.Tensor, mask: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The same without a copy of the entries.
+
+        Args:
+            query: [B, Q, T, H].
+            pages: all entries.
+            key: of the exact tokens, [B, K, L, H].
+            value: of the exact tokens.
+            mask: additive, [B or 1, G or 1, T, E + L].
+        """
+        batch, _, tokens, width = query.shape
+        heads = key.shape[1]
+        query_BKRH = query.reshape(batch, heads, -1, width)
+        products = torch.cat([pages.products(query_BKRH), query_BKRH @ key.transpose(2, 3)], dim=-1) * self.scaling
+        scores = products.view(batch, mask.shape[1], -1, tokens, products.shape[3]) + mask[:, :, None]
+        weights_BKRC = torch.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype).view(products.shape)
+        entries = pages.longest
+        output_BKRH = weights_BKRC[..., entries:] @ value
+        if entries:
+            output_BKRH = output_BKRH + pages.mixed(weights_BKRC[..., :entries])
+        output = output_BKRH.view(query.shape).transpose(1, 2)
+        return output, weights_BKRC.view(*query.shape[:3], -1)
 
     def _close(
         self, open_BTD: torch.Tensor, new_tokens: int, entry_rotary: Rotary, chunks: LayerChunks

@@ -80,10 +80,10 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
             values_BKTH: exact values of the new tokens.
 
         Returns:
-            Keys and values to attend to: all entries, then the local tokens of every new query,
-            [B, K, E + L, H]; L is at most `exact_tokens - 1 + T`.
+            Keys and values of the exact tokens that the new queries may read, each [B, K, L, H]; L is at most
+            `exact_tokens - 1 + T`.
         """
-        entry_keys, entry_values = self.pages.append(entry_keys_BKEH, entry_values_BKEH, chunks.filled_BGE)
+        self.pages.append(entry_keys_BKEH, entry_values_BKEH, chunks.filled_BGE)
         keys, values, new = keys_BKTH, values_BKTH, keys_BKTH.shape[2]
         if self.local_keys is not None:
             assert self.local_values is not None
@@ -98,8 +98,7 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         if not self.record_past:
             self._trim()
         read = self.exact_tokens - 1 + new
-        near_keys, near_values = _last(keys, read, 2), _last(values, read, 2)
-        return torch.cat([entry_keys, near_keys], dim=2), torch.cat([entry_values, near_values], dim=2)
+        return _last(keys, read, 2), _last(values, read, 2)
 
     def take_back(self, tokens: int, counts_BG: torch.Tensor | None) -> None:
         """Forget the newest tokens, then what is older than any later call can read.
@@ -122,14 +121,13 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         assert self.local_keys is not None
         assert self.local_values is not None
         assert self.open_hidden is not None
-        # Copies: a slice would keep the tensors of the whole prompt alive.
-        self.local_keys = _last(self.local_keys, self.exact_tokens - 1, 2).clone()
-        self.local_values = _last(self.local_values, self.exact_tokens - 1, 2).clone()
-        self.open_hidden = _last(self.open_hidden, self.open_tokens, 1).clone()
+        self.local_keys = _last(self.local_keys, self.exact_tokens - 1, 2, alone=True)
+        self.local_values = _last(self.local_values, self.exact_tokens - 1, 2, alone=True)
+        self.open_hidden = _last(self.open_hidden, self.open_tokens, 1, alone=True)
 
     def stored_bytes(self) -> int:
         """Bytes of all tensors that this layer keeps between calls."""
-        return self.pages.stored_bytes() + sum(t.numel() * t.element_size() for t in self._states().values())
+        return self.pages.stored_bytes() + sum(t.untyped_storage().nbytes() for t in self._states().values())
 
     def _states(self) -> dict[str, torch.Tensor]:
         names = ("local_keys", "local_values", "open_hidden")
@@ -199,10 +197,12 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
             raise ValueError("a layer of a compressed memory cannot be cropped alone; crop the cache")
 
 
-def _last(states: torch.Tensor, tokens: int, dim: int) -> torch.Tensor:
-    """The last tokens of `states`, at most so many."""
+def _last(states: torch.Tensor, tokens: int, dim: int, alone: bool = False) -> torch.Tensor:
+    """The last tokens of `states`, at most so many; alone: in a tensor that keeps no long prompt alive."""
     length = states.shape[dim]
-    return states.narrow(dim, max(0, length - tokens), min(tokens, length))
+    last = states.narrow(dim, max(0, length - tokens), min(tokens, length))
+    # A few tokens more, as in decoding, are cheaper kept than copied.
+    return last.clone() if alone and last.untyped_storage().nbytes() > 2 * last.numel() * last.element_size() else last
 
 
 class _Recorded(NamedTuple):

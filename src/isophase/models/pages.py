@@ -2,19 +2,33 @@
 
 A *sequence* is one row and one group of KV heads: what closes chunks together. Its entries lie in pages, and
 its block table says in which. Reordering and repeating rows copy tables, not entries; a page that two
-sequences share is copied when one of them writes to it.
+sequences share is copied when one of them writes to it. A few queries are multiplied with the pages where they
+lie; many are worth gathering entries for.
 
-Legend: B rows, G groups, K KV heads, J = K / G heads of a group, E entries, P entries of a page, N pages of a
-slab, M pages of the longest sequence, H head width.
+Legend: B rows, G groups, K KV heads, J = K / G heads of a group, E entries, P entries of a page, N pages, M pages
+of the longest sequence, H head width, R queries of a KV head.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import NamedTuple
 
 import torch
 
 __all__ = ["PagedEntries"]
+
+
+class _Owners(NamedTuple):
+    """Whose pages are whose, for products over all pages at once.
+
+    Attributes:
+        sequence_N: of each page, counted over rows and groups; free pages belong to one more, which nobody reads.
+        place_N: of each page among all places of the tables.
+    """
+
+    sequence_N: torch.Tensor
+    place_N: torch.Tensor
 
 
 class PagedEntries:
@@ -31,24 +45,30 @@ class PagedEntries:
         self._shared = False  # whether two sequences may name one page
         self._table_BGM = torch.empty(0, 0, 0, dtype=torch.long)
         self.counts_BG = torch.empty(0, 0, dtype=torch.long)
+        self._owners: _Owners | None = None  # found again when tables have changed
+
+    @property
+    def longest(self) -> int:
+        """Entries of the longest sequence."""
+        return int(self.counts_BG.max()) if self.counts_BG.numel() else 0
+
+    @property
+    def shared(self) -> bool:
+        """Whether two sequences may name one page, as beams do."""
+        return self._shared
 
     @property
     def pages(self) -> int:
         """Pages in use."""
         return sum(len(keys) for keys, _ in self._slabs) - len(self._free)
 
-    def append(
-        self, keys_BKEH: torch.Tensor, values_BKEH: torch.Tensor, filled_BGE: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def append(self, keys_BKEH: torch.Tensor, values_BKEH: torch.Tensor, filled_BGE: torch.Tensor) -> None:
         """Add entries behind those of each sequence.
 
         Args:
             keys_BKEH: keys of new entries, padded at the end of each sequence.
             values_BKEH: their values.
             filled_BGE: bool, which are no padding, [B or 1, G, E].
-
-        Returns:
-            Keys and values of all entries, each [B, K, E, H], padded to the longest sequence.
         """
         rows, heads = keys_BKEH.shape[:2]
         groups, new = filled_BGE.shape[1:]
@@ -58,29 +78,29 @@ class PagedEntries:
             self._table_BGM = self.counts_BG.new_zeros(rows, groups, 0)
             empty = keys_BKEH.new_zeros(0, heads // groups, self.page_entries, keys_BKEH.shape[3])
             self._slabs = [(empty, empty)]
+        if not new or not bool(filled_BGE.any()):  # most steps of decoding
+            return
         place_BGE = self.counts_BG[..., None] + torch.arange(new, device=keys_BKEH.device)
         after_BG = self.counts_BG + filled_BGE.sum(dim=-1)
-        if bool(filled_BGE.any()):
-            self._own_last_pages()
-            self._reserve(after_BG)
-            page_BGE = self._table_BGM.gather(
-                2, place_BGE.clamp(max=self._table_BGM.shape[2] * self.page_entries - 1) // self.page_entries
-            )
-            slot_BGE = place_BGE % self.page_entries
-            for first, (slab_keys, slab_values) in self._numbered():
-                here = filled_BGE & (page_BGE >= first) & (page_BGE < first + len(slab_keys))
-                page, slot = page_BGE[here] - first, slot_BGE[here]
-                for slab, states in ((slab_keys, keys_BKEH), (slab_values, values_BKEH)):
-                    by_entry = states.reshape(rows, groups, heads // groups, *states.shape[2:]).transpose(2, 3)
-                    slab[page, :, slot] = by_entry[here].detach()  # [B, G, E, J, H]
+        self._own_last_pages()
+        self._reserve(after_BG)
+        page_BGE = self._table_BGM.gather(
+            2, place_BGE.clamp(max=self._table_BGM.shape[2] * self.page_entries - 1) // self.page_entries
+        )
+        slot_BGE = place_BGE % self.page_entries
+        for first, (slab_keys, slab_values) in self._numbered():
+            here = filled_BGE & (page_BGE >= first) & (page_BGE < first + len(slab_keys))
+            page, slot = page_BGE[here] - first, slot_BGE[here]
+            for slab, states in ((slab_keys, keys_BKEH), (slab_values, values_BKEH)):
+                by_entry = states.reshape(rows, groups, heads // groups, *states.shape[2:]).transpose(2, 3)
+                slab[page, :, slot] = by_entry[here].detach()  # [B, G, E, J, H]
         self.counts_BG = after_BG
-        return self.view()
 
     def view(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all entries, each [B, K, E, H], padded to the longest sequence with anything."""
         if not self._slabs:
             return torch.empty(0), torch.empty(0)
-        longest = int(self.counts_BG.max())
+        longest = self.longest
         used_BGM = self._table_BGM[..., : -(-longest // self.page_entries)]
         out = []
         for part in (0, 1):
@@ -94,6 +114,75 @@ class PagedEntries:
             # [B, G, M, J, P, H] to [B, G * J, M * P, H]
             out.append(pages.transpose(2, 3).flatten(3, 4).flatten(1, 2)[:, :, :longest])
         return out[0], out[1]
+
+    def products(self, query_BKRH: torch.Tensor) -> torch.Tensor:
+        """Products of queries with the keys of all entries, without gathering keys.
+
+        Args:
+            query_BKRH: queries by KV head.
+
+        Returns:
+            [B, K, R, E], padded to the longest sequence with anything.
+
+        Raises:
+            ValueError: if two sequences may share a page: `view` serves them.
+        """
+        if not self.longest:
+            return query_BKRH.new_zeros(*query_BKRH.shape[:3], 0)
+        rows, groups, pages = self._table_BGM.shape
+        heads, few, width = query_BKRH.shape[1] // groups, *query_BKRH.shape[2:]
+        owners = self._owners_of_pages()
+        query_SJRH = torch.nn.functional.pad(query_BKRH.reshape(rows * groups, -1), (0, 0, 0, 1))
+        query = query_SJRH.index_select(0, owners.sequence_N).view(-1, few, width)
+        products = [
+            torch.bmm(query[first * heads :][: len(keys) * heads], keys.flatten(0, 1).transpose(1, 2))
+            for first, (keys, _) in self._numbered()
+        ]
+        by_page = torch.cat(products).view(-1, heads, few, self.page_entries)
+        by_place = by_page.index_select(0, self._table_BGM.flatten()).view(rows, groups, pages, heads, few, -1)
+        return by_place.permute(0, 1, 3, 4, 2, 5).reshape(rows, -1, few, pages * self.page_entries)[..., : self.longest]
+
+    def mixed(self, weights_BKRE: torch.Tensor) -> torch.Tensor:
+        """Sums of the values of all entries, without gathering values.
+
+        Args:
+            weights_BKRE: of each entry, 0 in padding; entries as `products` returns them.
+
+        Returns:
+            [B, K, R, H].
+
+        Raises:
+            ValueError: if two sequences may share a page: `view` serves them.
+        """
+        rows, groups, pages = self._table_BGM.shape
+        few = weights_BKRE.shape[2]
+        heads, width = self._slabs[0][1].shape[1], self._slabs[0][1].shape[3]
+        owners = self._owners_of_pages()
+        padded = torch.nn.functional.pad(weights_BKRE, (0, pages * self.page_entries - weights_BKRE.shape[3]))
+        by_place = padded.view(rows, groups, heads, few, pages, self.page_entries).permute(0, 1, 4, 2, 3, 5)
+        by_page = by_place.reshape(rows * groups * pages, -1).index_select(0, owners.place_N).view(-1, few, self.page_entries)
+        sums = [
+            torch.bmm(by_page[first * heads :][: len(values) * heads], values.flatten(0, 1))
+            for first, (_, values) in self._numbered()
+        ]
+        total = weights_BKRE.new_zeros(rows * groups + 1, heads * few * width)
+        total.index_add_(0, owners.sequence_N, torch.cat(sums).view(-1, heads * few * width))
+        return total[:-1].view(rows, groups * heads, few, width)
+
+    def _owners_of_pages(self) -> _Owners:
+        if self._shared:
+            raise ValueError("pages that sequences share have no one owner")
+        if self._owners is None:
+            rows, groups, pages = self._table_BGM.shape
+            held = self._held().flatten()
+            place = held.nonzero()[:, 0]
+            named = self._table_BGM.flatten()[held]
+            total = sum(len(keys) for keys, _ in self._slabs)
+            sequence_N = place.new_full((total,), rows * groups)
+            place_N = place.new_zeros(total)
+            sequence_N[named], place_N[named] = place // pages, place
+            self._owners = _Owners(sequence_N, place_N)
+        return self._owners
 
     def truncate(self, counts_BG: torch.Tensor) -> None:
         """Forget the newest entries of each sequence.
@@ -150,6 +239,8 @@ class PagedEntries:
         places = torch.arange(self._table_BGM.shape[2], device=counts_BG.device)
         missing_BGM = (places < needed_BG[..., None]) & ~held_BGM
         wanted = int(missing_BGM.sum())
+        if wanted or more > 0:
+            self._owners = None
         if wanted:
             self._table_BGM[missing_BGM] = torch.tensor(self._take(wanted), device=counts_BG.device)
 
@@ -167,6 +258,7 @@ class PagedEntries:
 
     def _collect(self) -> None:
         """Free the pages that no table names any more."""
+        self._owners = None
         named = set(self._table_BGM[self._held()].tolist())
         total = sum(len(keys) for keys, _ in self._slabs)
         self._free = [page for page in range(total) if page not in named]
@@ -186,6 +278,7 @@ class PagedEntries:
                 for part in (0, 1):
                     self._page(copy, part).copy_(self._page(page, part))
                 self._table_BGM[row, group, place] = copy
+                self._owners = None
         self._shared = max(names.values(), default=0) > 1
 
     def _page(self, number: int, part: int) -> torch.Tensor:

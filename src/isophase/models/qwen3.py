@@ -156,9 +156,13 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         different = {id(c): c for c in chunks}
         entry_rotary = {key: None if c is None else self._entry_rotary(hidden, c) for key, c in different.items()}
         blocks = self.config._attn_implementation == "flex_attention"
+        # What stock Qwen3 leaves to the kernel, full attention here leaves to it too.
+        plain = self.config._attn_implementation == "sdpa" and past == 0 and not last_tokens
         masks = {
             key: block_mask(self.config, c, past, position_T)
             if blocks
+            else None
+            if c is None and (length == 1 or plain)
             else dense_mask(self.config, c, past, position_T, hidden.dtype)
             for key, c in different.items()
         }

@@ -160,7 +160,9 @@ class PagedEntries:
         owners = self._owners_of_pages()
         padded = torch.nn.functional.pad(weights_BKRE, (0, pages * self.page_entries - weights_BKRE.shape[3]))
         by_place = padded.view(rows, groups, heads, few, pages, self.page_entries).permute(0, 1, 4, 2, 3, 5)
-        by_page = by_place.reshape(rows * groups * pages, -1).index_select(0, owners.place_N).view(-1, few, self.page_entries)
+        by_page = (
+            by_place.reshape(rows * groups * pages, -1).index_select(0, owners.place_N).view(-1, few, self.page_entries)
+        )
         sums = [
             torch.bmm(by_page[first * heads :][: len(values) * heads], values.flatten(0, 1))
             for first, (_, values) in self._numbered()

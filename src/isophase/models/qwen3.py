@@ -156,15 +156,8 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         different = {id(c): c for c in chunks}
         entry_rotary = {key: None if c is None else self._entry_rotary(hidden, c) for key, c in different.items()}
         blocks = self.config._attn_implementation == "flex_attention"
-        # What stock Qwen3 leaves to the kernel, full attention here leaves to it too.
-        plain = self.config._attn_implementation == "sdpa" and past == 0 and not last_tokens
         masks = {
-            key: block_mask(self.config, c, past, position_T)
-            if blocks
-            else None
-            if c is None and (length == 1 or plain)
-            else dense_mask(self.config, c, past, position_T, hidden.dtype)
-            for key, c in different.items()
+            key: self._mask(c, past, position_T, hidden.dtype, whole=not last_tokens) for key, c in different.items()
         }
 
         states, weights = [hidden], []
@@ -217,6 +210,26 @@ class CompressedQwen3Model(CompressedQwen3PreTrainedModel):
         if cache is not None:
             return cache.read_chunks(self._chunk_reader, input_ids, hidden)
         return self._chunk_reader.read(input_ids, hidden, None)[0]
+
+    def _mask(
+        self, chunks: LayerChunks | None, past: int, position_T: torch.Tensor, dtype: torch.dtype, whole: bool
+    ) -> Any:
+        """Who sees what, as the attention implementation wants it.
+
+        Args:
+            chunks: of the layer.
+            past: tokens read before this call.
+            position_T: positions of the new tokens.
+            dtype: of the attention.
+            whole: whether every layer answers all new tokens.
+        """
+        if self.config._attn_implementation == "flex_attention":
+            return block_mask(self.config, chunks, past, position_T)
+        # What stock Qwen3 leaves to the kernel's causal order, full attention here leaves to it too.
+        causal = self.config._attn_implementation == "sdpa" and past == 0 and whole
+        if chunks is None and (causal or len(position_T) == 1):
+            return None
+        return dense_mask(self.config, chunks, past, position_T, dtype)
 
     def _entry_rotary(self, hidden: torch.Tensor, chunks: LayerChunks) -> Rotary:
         """Angles at the anchors of new entries, each [B or 1, K or 1, E, R]."""

@@ -195,6 +195,7 @@ def analyse_part(
         dropped_items=result.dropped_items,
         records=part.probe.records,
         length_tokens=seen.length_tokens,
+        reads=len(_facts(manifest, part).get("vote_shifts", [0])),
         repeats=sum(a.repeat_agrees is not None for a in rows),
         flips=sum(a.repeat_agrees is False for a in rows),
         statuses={status: statuses[status] for status in get_args(AnswerStatus) if statuses[status]},
@@ -204,9 +205,15 @@ def analyse_part(
     )
 
 
+def _facts(manifest: Mapping[str, Any], part: Part) -> Mapping[str, Any]:
+    """What the manifest says of a part."""
+    facts = manifest.get("parts", {}).get(f"{part.target} {part.probe.probe}", {})
+    return facts if isinstance(facts, Mapping) else {}
+
+
 def _seconds(manifest: Mapping[str, Any], part: Part) -> float:
     try:
-        return float(manifest["parts"][f"{part.target} {part.probe.probe}"]["seconds"])
+        return float(_facts(manifest, part)["seconds"])
     except (KeyError, TypeError, ValueError) as error:
         raise IsophaseError(
             f"{MANIFEST} is damaged: it does not say how long {part.target} took on {part.probe.probe}.",

@@ -123,6 +123,7 @@ class Finding(_Frozen):
     dropped_items: int = Field(default=0, description="items left out because an answer is missing")
     records: int
     length_tokens: int
+    reads: int = Field(default=1, description="times that a prompt is read for one answer; more where the target votes")
     statuses: dict[str, int] = Field(description="ok, wrong_format, truncated, error")
     repeats: int = Field(default=0, description="prompts that were asked a second time; servers only")
     flips: int = Field(default=0, description="repeats that were answered otherwise than the first time")

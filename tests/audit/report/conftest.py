@@ -299,8 +299,21 @@ def several() -> Report:
     )
 
 
+def voted() -> Report:
+    """One model asked once, twice, four times, and four times a whole chunk apart, in an order of its own."""
+    weak = [1.0] * 7 + [0.3]
+    asked = {
+        "|vote(4)": (4, [1.0] * 8),
+        "": (1, weak),
+        "|vote(0:8:16:24)": (4, weak),
+        "|vote(2)": (2, [1.0] * 7 + [0.97]),
+    }
+    findings = [make_finding(truth, reads=reads, target="models/w8s8" + vote) for vote, (reads, truth) in asked.items()]
+    return make_report(*findings, make_finding(weak, target="models/other<&>"))
+
+
 MAKERS: dict[str, Callable[[], Report]] = {
-    maker.__name__: maker for maker in (sensitive, none, nothing_right, long_axis, completion, hostile, several)
+    maker.__name__: maker for maker in (sensitive, none, nothing_right, long_axis, completion, hostile, several, voted)
 }
 
 

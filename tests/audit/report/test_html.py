@@ -252,3 +252,14 @@ def test_a_control_over_a_multiple_of_the_axis_is_folded(make: Make) -> None:
     low, high = wilson(20, 40)
     assert folded.interval_by_phase[1] == (float(low), float(high))
     assert control_for(target, wide.model_copy(update={"axis_tokens": 12})) is None
+
+
+def test_votes_are_drawn_by_their_cost_and_chosen_shifts_last(make: Make) -> None:
+    page = render_html(make("voted"))
+    assert page.count("What a vote gains") == 1
+    drawn = page[page.index("What a vote gains") :]
+    drawn = drawn[: drawn.index("</figure>")]
+    places = [drawn.index(f">{words}</text>") for words in ("once", "2 times", "4 times", "0, 8, 16, 24")]
+    assert places == sorted(places)
+    assert drawn.count('class="whisker"') == 4
+    assert "What a vote gains" not in render_html(make("several"))

@@ -11,7 +11,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from isophase.audit.report import figures, grids, words
+from isophase.audit.report import figures, grids, votes, words
 from isophase.audit.report.figures import Figure
 from isophase.audit.report.fold import control_for
 from isophase.audit.schema import Finding, Report
@@ -38,6 +38,7 @@ def render_html(report: Report) -> str:
             headline=words.headline(report),
             long_headline=len(words.headline(report)) > LONG_HEADLINE,
             findings=words.all_findings(report),
+            votes=votes.vote_figures(targets),
             sections=[_section(report, finding, index) for index, finding in enumerate(targets, start=1)],
         )
     )

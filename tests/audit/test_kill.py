@@ -32,13 +32,21 @@ def driver(request):
         process.communicate()
 
 
+def rows_in(log):
+    return [int(row) for row in log.read_text().split()] if log.exists() else []
+
+
 def ask(process, folder, log, milliseconds, kill_after=None):
-    """One attempt; the wait status."""
+    """One attempt; the wait status. It is killed a random moment after so many rows were asked."""
+    before = len(rows_in(log))
     process.stdin.write(f"{folder} {log} {milliseconds}\n")
     process.stdin.flush()
     child = int(process.stdout.readline())
     if kill_after is not None:
-        time.sleep(kill_after)
+        patience = time.monotonic() + 60
+        while len(rows_in(log)) < before + kill_after and time.monotonic() < patience:
+            time.sleep(0.002)
+        time.sleep(random.uniform(0, 0.02))
         os.kill(child, signal.SIGKILL)
     return int(process.stdout.readline())
 
@@ -54,9 +62,9 @@ def test_kill_at_random_instants_then_resume(driver, tmp_path):
     for attempt in range(KILLS + 1):
         durable = set(read_answers(killed)[0]) if killed.exists() else set()
         last = attempt == KILLS
-        status = ask(process, killed, log, 0 if last else 15, None if last else rng.uniform(0, 0.3))
+        status = ask(process, killed, log, 0 if last else 15, None if last else rng.randint(0, 14))
         assert os.WIFEXITED(status) if last else os.WTERMSIG(status) == signal.SIGKILL
-        rows = [int(row) for row in log.read_text().split()] if log.exists() else []
+        rows = rows_in(log)
         asked, read = Counter(rows[read:]), len(rows)
         assert max(asked.values(), default=1) == 1
         busy += bool(asked)

@@ -38,6 +38,8 @@ def bpe(tmp_path_factory) -> LocatingTokenizer:
 
 
 CURVE = [0.9, 0.95, 0.94, 0.93, 0.96, 0.95, 0.94, 0.1]
+# A number that merges with a blank may fill a whole chunk. Such a span fits at phase 0 only, which is then strong.
+STRONG_START = [0.95, *CURVE[1:]]
 TEXTS = st.lists(st.text("ab .,\t#é漢\U0001f600\"'\\", max_size=14), max_size=8).flatmap(
     lambda lines: st.sampled_from(["\n", "\r\n"]).map(lambda end: end.join(lines))
 )
@@ -71,7 +73,7 @@ VALUES = st.recursive(
 @given(VALUES, st.sampled_from([None, 2, "\t"]), st.booleans())
 def test_json_is_equal(bpe, value, indent, ascii_only):
     text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
-    found = align_text(text, bpe, 8, CURVE, form="json")
+    found = align_text(text, bpe, 8, STRONG_START, form="json")
     check(text, found)
     assert json.loads(found.text) == value
     assert found.misplaced == 0

@@ -22,7 +22,10 @@ def repair(
     ] = "refit",
     memory: Annotated[
         list[str] | None,
-        typer.Option(help="For regrid, KEY=VALUE of the configuration; repeat it. Default: grid_shift=heads."),
+        typer.Option(
+            help="For regrid, KEY=VALUE of the configuration, or a YAML file of such; repeat it. "
+            "Default: grid_shift=heads."
+        ),
     ] = None,
     probe: Annotated[str, typer.Option(help="records, prefix or in-sequence.")] = "records",
     records: Annotated[int, typer.Option(help="Records per prompt.", min=2)] = 24,
@@ -96,14 +99,23 @@ def repair(
     console.print(f"Model: {out}", soft_wrap=True, markup=False)
 
 
-def _memory(pairs: list[str] | None) -> dict[str, object] | None:
-    """Settings from KEY=VALUE, values as in YAML."""
-    if not pairs:
+def _memory(given: list[str] | None) -> dict[str, object] | None:
+    """Settings from KEY=VALUE, values as in YAML, and from files; later ones win."""
+    if not given:
         return None
     found: dict[str, object] = {}
-    for pair in pairs:
-        key, sign, value = pair.partition("=")
-        if not sign:
-            raise IsophaseError(f"--memory {pair!r} is no KEY=VALUE.", "Write it like grid_shift=heads.")
-        found[key] = yaml.safe_load(value)
+    for text in given:
+        key, sign, value = text.partition("=")
+        if sign:
+            found[key] = yaml.safe_load(value)
+            continue
+        try:
+            settings = yaml.safe_load(Path(text).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise IsophaseError(
+                f"--memory {text!r} is no KEY=VALUE and no YAML file.", "Write it like grid_shift=heads."
+            ) from error
+        if not isinstance(settings, dict):
+            raise IsophaseError(f"{text!r} holds no settings.", "Write them like grid_shift: heads.")
+        found |= settings
     return found

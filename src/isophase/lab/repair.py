@@ -11,8 +11,9 @@ Source: Sagawa et al. (arXiv 1911.08731) for the weights by group; the groups ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -93,6 +94,7 @@ class Repair(BaseModel):
     change: str = Field(description="what was done, in words")
     boundary_phases: list[int] = Field(description="phases at which a chunk edge cuts the record")
     steps: list[tuple[int, float, float]] = Field(description="step, worst phase and mean while it was trained")
+    kept_step: int = Field(description="step whose parameters were kept; 0: those before training")
     parameters: int = Field(description="numbers that were changed")
 
 
@@ -149,20 +151,20 @@ def repair(
     choose, judge = (_questions(tokenizer, settings, stride, part) for part in ("choose", "judge"))
     say("measuring the model as it is")
     before = _curve(model, judge, stride)
-    trail: list[tuple[int, float, float]] = []
+    trained = _Trained([], 0)
     if settings.method in ("flatten", "roll"):
         change = _best_exchange(model, branches, choose, stride, settings.method)
         count = sum(p.numel() for p in _gate_parameters(branches))
         repaired = model
     elif settings.method == "refit":
         parameters = _gate_parameters(branches)
-        trail = _fine_tune(model, parameters, tokenizer, settings, stride, choose, say)
+        trained = _fine_tune(model, parameters, tokenizer, settings, stride, choose, say)
         count, repaired = sum(p.numel() for p in parameters), model
-        change = f"{count:,} gate parameters refitted in {settings.steps} steps" if trail[-1][0] else ""
+        change = f"{count:,} gate parameters refitted in {trained.kept_step} steps" if trained.kept_step else ""
     else:
         repaired = _with_memory(model, settings.memory or {"grid_shift": "heads"})
         parameters = list(repaired.parameters())
-        trail = _fine_tune(repaired, parameters, tokenizer, settings, stride, choose, say, keep_last=True)
+        trained = _fine_tune(repaired, parameters, tokenizer, settings, stride, choose, say, from_scratch=True)
         count = sum(p.numel() for p in parameters)
         change = f"memory changed ({settings.memory}), all parameters fine-tuned for {settings.steps} steps"
     after = _curve(repaired, judge, stride)
@@ -175,7 +177,8 @@ def repair(
         kept=kept,
         boundary_phases=straddling_phases(stride, judge.span_tokens),
         change=change or "nothing that was tried raised the worst phase without lowering the mean",
-        steps=trail,
+        steps=trained.trail,
+        kept_step=trained.kept_step,
         parameters=count,
     )
 
@@ -270,6 +273,51 @@ def _batches(tokenizer: Tokenizer, settings: RepairSettings, stride: int) -> Ite
         round_ += 1
 
 
+class _Trained(NamedTuple):
+    """Step, worst phase and mean at each measurement, and the step whose parameters were kept."""
+
+    trail: list[tuple[int, float, float]]
+    kept_step: int
+
+
+class _PhaseWeights:
+    """Weights of phases that grow where the loss is large: exponentiated-gradient ascent beside the descent."""
+
+    def __init__(self, stride: int, device: torch.device) -> None:
+        self.stride = stride
+        self.weights_S = torch.full((stride,), 1 / stride, device=device)
+
+    def loss(self, loss_B: torch.Tensor, phases_B: torch.Tensor) -> torch.Tensor:
+        """The batch's weighted loss; the weights are moved first."""
+        share_S = torch.zeros_like(self.weights_S).index_add(0, phases_B, loss_B.detach())
+        count_S = torch.bincount(phases_B, minlength=self.stride)
+        grown_S = self.weights_S * torch.exp(_ROBUSTNESS * share_S / count_S.clamp(min=1))
+        self.weights_S = grown_S / grown_S.sum()
+        return (self.weights_S[phases_B] * self.stride * loss_B).mean()
+
+
+def _loss_of(model: Any, questions: Questions, rows: torch.Tensor) -> torch.Tensor:
+    """Mean loss of each prompt's answer tokens, [B]."""
+    keep = questions.answer_tokens
+    logits = model(questions.ids[rows].to(model.device), use_cache=False, logits_to_keep=keep).logits.float()
+    answers = questions.answers[rows].to(model.device)
+    loss = nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="none")
+    return loss.view(len(rows), keep).mean(dim=1)
+
+
+@contextmanager
+def _only_trained(model: Any, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Gradients for some parameters only, as long as it lasts."""
+    needed, wanted = [p.requires_grad for p in model.parameters()], set(parameters)
+    for parameter in model.parameters():
+        parameter.requires_grad_(parameter in wanted)
+    try:
+        yield
+    finally:
+        for parameter, was in zip(model.parameters(), needed, strict=True):
+            parameter.requires_grad_(was)
+
+
 def _fine_tune(
     model: Any,
     parameters: list[nn.Parameter],
@@ -279,54 +327,46 @@ def _fine_tune(
     choose: Questions,
     say: Callable[[str], object],
     *,
-    keep_last: bool = False,
-) -> list[tuple[int, float, float]]:
+    from_scratch: bool = False,
+) -> _Trained:
     """Robust gradient steps; the parameters end as they were at the best measurement.
 
-    Returns:
-        Step, worst phase and mean at each measurement; the last one repeats the one that was kept, its step 0 if
-        nothing was better.
+    Args:
+        model: trained in place.
+        parameters: those that are trained.
+        tokenizer: of the model.
+        settings: of the repair.
+        stride: S.
+        choose: prompts that decide what is kept.
+        say: told of progress.
+        from_scratch: whether the state before training is no candidate, as behind a change of the memory.
     """
     optimiser = torch.optim.Adam(parameters, lr=settings.learning_rate)
-    weights_S = torch.full((stride,), 1 / stride)
+    weights = _PhaseWeights(stride, model.device)
     start = _curve(model, choose, stride)
     trail = [(0, start.worst, start.mean)]
-    best, kept = (-1.0 if keep_last else start.worst, trail[0]), [p.detach().clone() for p in parameters]
-    needed = [p.requires_grad for p in model.parameters()]
-    wanted = set(parameters)
-    for parameter in model.parameters():
-        parameter.requires_grad_(parameter in wanted)
+    least_mean = -1.0 if from_scratch else start.mean - _TOLERATED_POINTS / 100
+    best, kept_step, kept = -1.0 if from_scratch else start.worst, 0, [p.detach().clone() for p in parameters]
     every = max(1, settings.steps // 8)
     batches = _batches(tokenizer, settings, stride)
-    for step in range(1, settings.steps + 1):
-        questions, rows = next(batches)
-        keep = questions.answer_tokens
-        logits = model(questions.ids[rows].to(model.device), use_cache=False, logits_to_keep=keep).logits.float()
-        answers = questions.answers[rows].to(model.device)
-        loss_B = nn.functional.cross_entropy(logits.flatten(0, 1), answers.flatten(), reduction="none")
-        loss_B = loss_B.view(len(rows), keep).mean(dim=1)
-        phases_B = torch.from_numpy(questions.positions.reshape(-1) % stride)[rows].to(model.device)
-        share_S = torch.zeros(stride, device=model.device).index_add(0, phases_B, loss_B.detach())
-        count_S = torch.bincount(phases_B, minlength=stride)
-        # Exponentiated-gradient ascent on the phases, then descent on their weighted loss.
-        weights_S = weights_S.to(model.device) * torch.exp(_ROBUSTNESS * share_S / count_S.clamp(min=1))
-        weights_S = weights_S / weights_S.sum()
-        rate = min(1.0, step / 20, (settings.steps - step + 1) / (0.3 * settings.steps))
-        for group in optimiser.param_groups:
-            group["lr"] = settings.learning_rate * rate
-        optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward((weights_S[phases_B] * stride * loss_B).mean())
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimiser.step()
-        if step % every == 0 or step == settings.steps:
-            found = _curve(model, choose, stride)
-            trail.append((step, found.worst, found.mean))
-            say(f"step {step} of {settings.steps}: worst phase {found.worst:.2f}, mean {found.mean:.2f}")
-            if found.worst > best[0] and (keep_last or found.mean >= start.mean - _TOLERATED_POINTS / 100):
-                best, kept = (found.worst, trail[-1]), [p.detach().clone() for p in parameters]
+    with _only_trained(model, parameters):
+        for step in range(1, settings.steps + 1):
+            questions, rows = next(batches)
+            phases_B = torch.from_numpy(questions.positions.reshape(-1) % stride)[rows].to(model.device)
+            rate = min(1.0, step / 20, (settings.steps - step + 1) / (0.3 * settings.steps))
+            for group in optimiser.param_groups:
+                group["lr"] = settings.learning_rate * rate
+            optimiser.zero_grad(set_to_none=True)
+            torch.autograd.backward(weights.loss(_loss_of(model, questions, rows), phases_B))
+            nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimiser.step()
+            if step % every == 0 or step == settings.steps:
+                found = _curve(model, choose, stride)
+                trail.append((step, found.worst, found.mean))
+                say(f"step {step} of {settings.steps}: worst phase {found.worst:.2f}, mean {found.mean:.2f}")
+                if found.worst > best and found.mean >= least_mean:
+                    best, kept_step, kept = found.worst, step, [p.detach().clone() for p in parameters]
     with torch.no_grad():
         for parameter, value in zip(parameters, kept, strict=True):
             parameter.copy_(value)
-    for parameter, was in zip(model.parameters(), needed, strict=True):
-        parameter.requires_grad_(was)
-    return [*trail, best[1]]
+    return _Trained(trail, kept_step)

@@ -83,7 +83,8 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
             Keys and values of the exact tokens that the new queries may read, each [B, K, L, H]; L is at most
             `exact_tokens - 1 + T`.
         """
-        self.pages.append(entry_keys_BKEH, entry_values_BKEH, chunks.filled_BGE)
+        if entry_keys_BKEH.shape[2] or not self.is_initialized:
+            self.pages.append(entry_keys_BKEH, entry_values_BKEH, chunks.filled_BGE)
         keys, values, new = keys_BKTH, values_BKTH, keys_BKTH.shape[2]
         if self.local_keys is not None:
             assert self.local_values is not None

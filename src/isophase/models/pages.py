@@ -12,6 +12,7 @@ of the longest sequence, H head width, R queries of a KV head.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -24,10 +25,12 @@ class _Owners(NamedTuple):
 
     Attributes:
         sequence_N: of each page, counted over rows and groups; free pages belong to one more, which nobody reads.
+        asking_N: the same, but of free pages the first: what their products are does not matter.
         place_N: of each page among all places of the tables.
     """
 
     sequence_N: torch.Tensor
+    asking_N: torch.Tensor
     place_N: torch.Tensor
 
 
@@ -45,12 +48,8 @@ class PagedEntries:
         self._shared = False  # whether two sequences may name one page
         self._table_BGM = torch.empty(0, 0, 0, dtype=torch.long)
         self.counts_BG = torch.empty(0, 0, dtype=torch.long)
+        self.longest = 0  # entries of the longest sequence
         self._owners: _Owners | None = None  # found again when tables have changed
-
-    @property
-    def longest(self) -> int:
-        """Entries of the longest sequence."""
-        return int(self.counts_BG.max()) if self.counts_BG.numel() else 0
 
     @property
     def shared(self) -> bool:
@@ -94,7 +93,7 @@ class PagedEntries:
             for slab, states in ((slab_keys, keys_BKEH), (slab_values, values_BKEH)):
                 by_entry = states.reshape(rows, groups, heads // groups, *states.shape[2:]).transpose(2, 3)
                 slab[page, :, slot] = by_entry[here].detach()  # [B, G, E, J, H]
-        self.counts_BG = after_BG
+        self.counts_BG, self.longest = after_BG, int(after_BG.max())
 
     def view(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values of all entries, each [B, K, E, H], padded to the longest sequence with anything."""
@@ -132,13 +131,12 @@ class PagedEntries:
         rows, groups, pages = self._table_BGM.shape
         heads, few, width = query_BKRH.shape[1] // groups, *query_BKRH.shape[2:]
         owners = self._owners_of_pages()
-        query_SJRH = torch.nn.functional.pad(query_BKRH.reshape(rows * groups, -1), (0, 0, 0, 1))
-        query = query_SJRH.index_select(0, owners.sequence_N).view(-1, few, width)
+        query = query_BKRH.reshape(rows * groups, -1).index_select(0, owners.asking_N).view(-1, few, width)
         products = [
             torch.bmm(query[first * heads :][: len(keys) * heads], keys.flatten(0, 1).transpose(1, 2))
             for first, (keys, _) in self._numbered()
         ]
-        by_page = torch.cat(products).view(-1, heads, few, self.page_entries)
+        by_page = _joined(products).view(-1, heads, few, self.page_entries)
         by_place = by_page.index_select(0, self._table_BGM.flatten()).view(rows, groups, pages, heads, few, -1)
         return by_place.permute(0, 1, 3, 4, 2, 5).reshape(rows, -1, few, pages * self.page_entries)[..., : self.longest]
 
@@ -168,7 +166,7 @@ class PagedEntries:
             for first, (_, values) in self._numbered()
         ]
         total = weights_BKRE.new_zeros(rows * groups + 1, heads * few * width)
-        total.index_add_(0, owners.sequence_N, torch.cat(sums).view(-1, heads * few * width))
+        total.index_add_(0, owners.sequence_N, _joined(sums).view(-1, heads * few * width))
         return total[:-1].view(rows, groups * heads, few, width)
 
     def _owners_of_pages(self) -> _Owners:
@@ -183,7 +181,7 @@ class PagedEntries:
             sequence_N = place.new_full((total,), rows * groups)
             place_N = place.new_zeros(total)
             sequence_N[named], place_N[named] = place // pages, place
-            self._owners = _Owners(sequence_N, place_N)
+            self._owners = _Owners(sequence_N, sequence_N % (rows * groups), place_N)
         return self._owners
 
     def truncate(self, counts_BG: torch.Tensor) -> None:
@@ -197,8 +195,8 @@ class PagedEntries:
         """
         if bool((counts_BG > self.counts_BG).any()):
             raise ValueError("a sequence cannot be truncated to more entries than it has")
-        self.counts_BG = counts_BG.clone()
-        self._table_BGM = self._table_BGM[..., : -(-int(counts_BG.max()) // self.page_entries)]
+        self.counts_BG, self.longest = counts_BG.clone(), int(counts_BG.max())
+        self._table_BGM = self._table_BGM[..., : -(-self.longest // self.page_entries)]
         self._collect()
 
     def select(self, rows: torch.Tensor) -> None:
@@ -208,6 +206,7 @@ class PagedEntries:
         rows = rows.to(self.counts_BG.device)
         self._shared |= len(set(rows.tolist())) < len(rows)
         self.counts_BG = self.counts_BG.index_select(0, rows)
+        self.longest = max(self.counts_BG.flatten().tolist(), default=0)
         self._table_BGM = self._table_BGM.index_select(0, rows)
         self._collect()
 
@@ -216,12 +215,12 @@ class PagedEntries:
         tensors = [self._table_BGM, self.counts_BG, *(part for slab in self._slabs for part in slab)]
         return sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
-    def _numbered(self) -> list[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
+    def _numbered(self) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
         """Slabs with the number of their first page."""
-        firsts = [0]
-        for keys, _ in self._slabs:
-            firsts.append(firsts[-1] + len(keys))
-        return list(zip(firsts, self._slabs, strict=False))
+        first = 0
+        for slab in self._slabs:
+            yield first, slab
+            first += slab[0].shape[0]
 
     def _held(self) -> torch.Tensor:
         """Which places of the tables hold a page."""
@@ -288,3 +287,8 @@ class PagedEntries:
             if number < first + len(slab[part]):
                 return slab[part][number - first]
         raise AssertionError(number)
+
+
+def _joined(parts: list[torch.Tensor]) -> torch.Tensor:
+    """All parts as one tensor, without a copy where there is one."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts)

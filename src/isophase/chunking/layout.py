@@ -113,6 +113,8 @@ class ChunkLayout:
     def padded_to(self, entries: int) -> ChunkLayout:
         """The same chunks with as many entries per row, at least `self.entries`."""
         more = entries - self.entries
+        if not more:
+            return self
         pad = torch.nn.functional.pad
         return ChunkLayout(
             start_BE=pad(self.start_BE, (0, more)),

@@ -22,6 +22,7 @@ __all__ = [
     "NeighbourCosine",
     "RuleState",
     "Score",
+    "StackedScores",
     "Threshold",
     "TokenHash",
     "TokenRanks",
@@ -214,6 +215,37 @@ class NeighbourCosine:
         before = torch.cat([first, states[:, :-1]], dim=1)
         cosine: torch.Tensor = torch.nn.functional.cosine_similarity(states, before, dim=-1)
         return (1 - cosine) / 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackedScores:
+    """Several scores at once: the first rows take the first score, as many the second, and so on.
+
+    Attributes:
+        scores: all of which need states, or none.
+    """
+
+    scores: tuple[Score, ...]
+
+    @property
+    def needs_hidden(self) -> bool:
+        """Whether they read states."""
+        return self.scores[0].needs_hidden
+
+    def __call__(
+        self, ids_BT: torch.Tensor, hidden_BTD: torch.Tensor | None, before_B1D: torch.Tensor | None
+    ) -> torch.Tensor:
+        """As `Score`; B is a multiple of the number of scores."""
+        count = len(self.scores)
+        none = (None,) * count
+        parts = zip(
+            self.scores,
+            ids_BT.chunk(count),
+            none if hidden_BTD is None else hidden_BTD.chunk(count),
+            none if before_B1D is None else before_B1D.chunk(count),
+            strict=True,
+        )
+        return torch.cat([score(ids, hidden, before) for score, ids, hidden, before in parts])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ rule reads only the number of tokens, one row stands for all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from isophase.chunking.rules import (
     NeighbourCosine,
     RuleState,
     Score,
+    StackedScores,
     Threshold,
     TokenHash,
     TokenRanks,
@@ -74,33 +75,37 @@ def _score(config: CompressedQwen3Config, group: int, routers: Sequence[Boundary
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ChunkState:
-    """What is kept between calls, by rule.
+    """What is kept between calls, by family of rules.
 
     Attributes:
-        rules: state of each rule.
-        open_starts: start of each rule's open chunk, long [B] or [1].
-        counts: entries closed so far, long [B] or [1].
+        rules: state of each family.
+        open_starts: start of each rule's open chunk, long [F * B], or [F] where one row stands for all.
+        counts: entries closed so far, alike.
+        members: F, rules of each family.
     """
 
     rules: tuple[RuleState, ...]
     open_starts: tuple[torch.Tensor, ...]
     counts: tuple[torch.Tensor, ...]
+    members: tuple[int, ...]
+
+    @property
+    def batch(self) -> int:
+        """Rows that are told apart; 1 where no rule looks at tokens."""
+        return max(len(starts) // count for starts, count in zip(self.open_starts, self.members, strict=True))
 
     def select(self, rows: torch.Tensor) -> ChunkState:
         """The state of some rows, in the order of the long tensor `rows`."""
-
-        def pick(tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-            # A rule without scores looks at no token: its one row stands for all.
-            return tuple(
-                t if rule.scores is None else t.index_select(0, rows.to(t.device))
-                for t, rule in zip(tensors, self.rules, strict=True)
-            )
-
-        return ChunkState(
-            rules=tuple(state.select(rows) for state in self.rules),
-            open_starts=pick(self.open_starts),
-            counts=pick(self.counts),
-        )
+        picked: list[tuple[RuleState, torch.Tensor, torch.Tensor]] = []
+        for state, starts, counts, members in zip(self.rules, self.open_starts, self.counts, self.members, strict=True):
+            if state.scores is None:  # a rule that looks at no token: its one row stands for all
+                picked.append((state, starts, counts))
+                continue
+            batch = len(starts) // members
+            own = (rows.to(starts.device) + torch.arange(members, device=starts.device)[:, None] * batch).flatten()
+            picked.append((state.select(own), starts.index_select(0, own), counts.index_select(0, own)))
+        rules, open_starts, chunk_counts = zip(*picked, strict=True)
+        return replace(self, rules=rules, open_starts=open_starts, counts=chunk_counts)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -149,6 +154,8 @@ class LayerChunks:
 class ChunkReader:
     """Reads the tokens of a call and lays out the chunks that close, for every layer.
 
+    Rules that differ in their score alone are a *family*, which is read at once, each rule on its own rows.
+
     Args:
         config: of the model; its rules decide.
         routers: of the model, where it has some.
@@ -157,8 +164,13 @@ class ChunkReader:
     def __init__(self, config: CompressedQwen3Config, routers: Sequence[BoundaryRouter] = ()) -> None:
         by_layer = rules_of(config, routers)
         self._routers, self._threshold = list(routers), config.chunk_threshold
-        self._rules = list(dict.fromkeys(rule for groups in by_layer for rule in groups))
-        self._layers = [tuple(self._rules.index(rule) for rule in groups) for groups in by_layer]
+        families: dict[object, list[ChunkRule]] = {}
+        for rule in dict.fromkeys(rule for groups in by_layer for rule in groups):
+            families.setdefault(_family(rule), []).append(rule)
+        self._families = [_together(members) for members in families.values()]
+        self._members = tuple(len(members) for members in families.values())
+        order = [rule for members in families.values() for rule in members]
+        self._layers = [tuple(order.index(rule) for rule in groups) for groups in by_layer]
 
     def read(
         self, ids_BT: torch.Tensor, hidden_BTD: torch.Tensor | None, state: ChunkState | None
@@ -174,16 +186,28 @@ class ChunkReader:
             What each layer executes over (equal layers share one object), and the state.
         """
         found: list[_Found] = []
-        for number, rule in enumerate(self._rules):
+        rules, open_starts, counts = [], [], []
+        for number, (rule, members) in enumerate(zip(self._families, self._members, strict=True)):
             # A fixed stride looks at no token, so one row stands for all.
             rows = slice(0, 1) if isinstance(rule, FixedStride) else slice(None)
             before = state.rules[number] if state is not None else RuleState()
-            hidden = None if hidden_BTD is None else hidden_BTD[rows]
-            flags, after = rule.starts(ids_BT[rows], hidden, before)
+            reads = hidden_BTD is not None and not isinstance(rule, FixedStride) and rule.score.needs_hidden
+            hidden = hidden_BTD[rows].repeat(members, 1, 1) if reads and hidden_BTD is not None else None
+            flags, after = rule.starts(ids_BT[rows].repeat(members, 1), hidden, before)
             zero = torch.zeros(len(flags), dtype=torch.long, device=flags.device)
             opened, count = (state.open_starts[number], state.counts[number]) if state is not None else (zero, zero)
             layout, still_open = ChunkLayout.from_flags(flags, rule.lookahead_tokens, before.tokens, opened)
-            found.append(_Found(layout, count, opened, after, still_open))
+            rules.append(after)
+            open_starts.append(still_open)
+            counts.append(count + layout.counts_B)
+            parts = zip(
+                layout.start_BE.chunk(members), layout.end_BE.chunk(members), layout.close_BE.chunk(members),
+                count.chunk(members), opened.chunk(members), strict=True,
+            )  # fmt: skip
+            found += [
+                _Found(ChunkLayout(start_BE=start, end_BE=end, close_BE=close), before_B, opened_B)
+                for start, end, close, before_B, opened_B in parts
+            ]
         past = state.rules[0].tokens if state is not None else 0
         position_T = torch.arange(past, past + ids_BT.shape[1], device=ids_BT.device)
         # Beyond the first call a router's start may lie behind; its forward value is 1 anyway.
@@ -194,17 +218,36 @@ class ChunkReader:
             for groups in dict.fromkeys(self._layers)
         }
         after_state = ChunkState(
-            rules=tuple(one.state for one in found),
-            open_starts=tuple(one.still_open for one in found),
-            counts=tuple(one.before + one.layout.counts_B for one in found),
+            rules=tuple(rules), open_starts=tuple(open_starts), counts=tuple(counts), members=self._members
         )
         return [made[groups] for groups in self._layers], after_state
 
     def counts(self, state: ChunkState) -> list[torch.Tensor]:
         """Entries closed so far, by layer, each long [B or 1, G]."""
-        rows = max(len(count) for count in state.counts)
-        counts = [count.expand(rows) for count in state.counts]
-        return [torch.stack([counts[n] for n in groups], dim=1) for groups in self._layers]
+        by_rule = [
+            own.expand(state.batch)
+            for count, members in zip(state.counts, state.members, strict=True)
+            for own in count.chunk(members)
+        ]
+        return [torch.stack([by_rule[n] for n in groups], dim=1) for groups in self._layers]
+
+
+def _family(rule: ChunkRule) -> object:
+    """What rules have in common that can be read at once; the rule itself where there is no other."""
+    if isinstance(rule, LocalMaximum):
+        return LocalMaximum, rule.radius_tokens, rule.max_tokens, rule.score.needs_hidden
+    if isinstance(rule, Threshold):
+        return Threshold, rule.threshold, rule.max_tokens, rule.score.needs_hidden
+    return rule
+
+
+def _together(members: list[ChunkRule]) -> FixedStride | LocalMaximum | Threshold:
+    """One rule that reads the rows of all members of a family, one after the other."""
+    first = members[0]
+    assert isinstance(first, FixedStride | LocalMaximum | Threshold)
+    if len(members) == 1 or isinstance(first, FixedStride):
+        return first
+    return replace(first, score=StackedScores(scores=tuple(rule.score for rule in members)))  # type: ignore[attr-defined]
 
 
 class _Found(NamedTuple):
@@ -213,43 +256,47 @@ class _Found(NamedTuple):
     layout: ChunkLayout
     before: torch.Tensor  # entries before the call
     open_start: torch.Tensor  # of the chunk that was open before it
-    state: RuleState
-    still_open: torch.Tensor
 
 
 def _layer(
     found: list[_Found], position_T: torch.Tensor, past: int, weights: list[torch.Tensor], threshold: float
 ) -> LayerChunks:
-    layouts = [one.layout for one in found]
-    most = max(layout.entries for layout in layouts)
-    padded = [layout.padded_to(most) for layout in layouts]
+    most = max(one.layout.entries for one in found)
+    padded = [one.layout.padded_to(most) for one in found]
     counts_BG = torch.stack([one.before for one in found], dim=1)
     new_BGE = torch.stack([layout.close_BE for layout in padded], dim=1)
-    totals_BG = counts_BG + (new_BGE != NEVER).sum(dim=-1)
-    total = int(totals_BG.max()) if past else most
     if not past:
         close_BGE = new_BGE
+    elif not most:
+        close_BGE = _old_entries(counts_BG, int(counts_BG.max()))
     else:
         # Entries of each row stand close together: old ones, which every new query sees, then new ones.
+        total = int((counts_BG + (new_BGE != NEVER).sum(dim=-1)).max())
         close_BGE = new_BGE.new_full((*counts_BG.shape, total + most), NEVER)
         close_BGE.scatter_(2, counts_BG[..., None] + torch.arange(most, device=position_T.device), new_BGE)
-        old = torch.arange(total + most, device=position_T.device) < counts_BG[..., None]
-        close_BGE = close_BGE.masked_fill(old, 0)[..., :total]
+        close_BGE = torch.where(close_BGE == NEVER, _old_entries(counts_BG, total + most), close_BGE)
+        close_BGE = close_BGE[..., :total]
     # The end of the last chunk that each query sees; before the first one, where the open chunk starts.
-    uncovered = []
-    for layout, one in zip(padded, found, strict=True):
-        start = one.open_start
-        seen_BT = torch.searchsorted(
-            layout.close_BE.contiguous(), position_T.expand(len(start), -1).contiguous(), right=True
-        )
-        bounds = torch.cat([start[:, None], layout.end_BE], dim=1)
-        uncovered.append(bounds.gather(1, seen_BT))
+    open_BG1 = torch.stack([one.open_start for one in found], dim=1)[..., None]
+    if most:
+        position_BGT = position_T.expand(*counts_BG.shape, -1).contiguous()
+        seen_BGT = torch.searchsorted(new_BGE.contiguous(), position_BGT, right=True)
+        ends_BGE = torch.stack([layout.end_BE for layout in padded], dim=1)
+        uncovered_BGT = torch.cat([open_BG1, ends_BGE], dim=2).gather(2, seen_BGT)
+    else:  # most steps of decoding
+        uncovered_BGT = open_BG1.expand(*counts_BG.shape, len(position_T))
     sure = [confidence(p, layout.start_BE, threshold) for p, layout in zip(weights, padded, strict=False)]
     return LayerChunks(
         confidence_BGE=torch.stack(sure, dim=1) if sure else None,
         layouts=tuple(padded),
-        closing=tuple(layout.entries > 0 for layout in layouts),
+        closing=tuple(bool(one.layout.entries and (one.layout.close_BE != NEVER).any()) for one in found),
         close_BGE=close_BGE,
-        uncovered_BGT=torch.stack(uncovered, dim=1),
+        uncovered_BGT=uncovered_BGT,
         past_tokens=past,
     )
+
+
+def _old_entries(counts_BG: torch.Tensor, total: int) -> torch.Tensor:
+    """When entries of earlier calls are visible: always; `NEVER` in the padding behind them. [B, G, total]."""
+    old_BGE = torch.arange(total, device=counts_BG.device) < counts_BG[..., None]
+    return torch.where(old_BGE, 0, NEVER)

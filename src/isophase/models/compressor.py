@@ -88,14 +88,15 @@ class WindowBranch(nn.Module):
         """Entries of the given windows.
 
         Args:
-            windows_BEWD: hidden states; anything where a slot is empty.
+            windows_BEWD: hidden states; anything where a slot is empty. The last slots may be left out where all are
+                empty.
             filled_BEW: bool, False where a slot is empty, [B or 1, E, W].
             heads: KV heads whose chunks these are.
 
         Returns:
             [B, E, K, H]; a window without tokens gives 0.
         """
-        payload = self._project(windows_BEWD, self._of(self.payload(), heads))
+        payload = self._project(windows_BEWD, self._of(self.payload()[: windows_BEWD.shape[2]], heads))
         payload = payload.view(*payload.shape[:-1], payload.shape[-1] // self.head_width, self.head_width)
         weights = self.weights(windows_BEWD, filled_BEW, heads).to(payload.dtype)
         entries: torch.Tensor = (weights * payload).sum(dim=2)
@@ -157,9 +158,9 @@ class WindowBranch(nn.Module):
         if gate_WDK is None:
             gates = windows_BEWD.new_zeros(B, E, W, count, 1)
         else:
-            gates = self._project(windows_BEWD, self._of(gate_WDK, heads))
+            gates = self._project(windows_BEWD, self._of(gate_WDK[:W], heads))
             if self.gate_bias_WK is not None:
-                gates = gates + self._of(self.gate_bias_WK, heads)
+                gates = gates + self._of(self.gate_bias_WK[:W], heads)
             gates = gates.view(B, E, W, count, gates.shape[-1] // count)
         # Not infinity: in padding a window has no token at all, and its weights must be numbers.
         gates = gates.float().masked_fill(~filled_BEW[..., None, None], torch.finfo(torch.float32).min)
@@ -176,7 +177,7 @@ class WindowBranch(nn.Module):
     def _project(self, windows_BEWD: torch.Tensor, parameters_GDC: torch.Tensor) -> torch.Tensor:
         """Apply each group's matrix to its slots, one batched product. [B, E, W, C]."""
         B, E, W, D = windows_BEWD.shape
-        G = self.groups
+        G = len(parameters_GDC)
         slots = windows_BEWD.reshape(B * E, G, W // G, D).transpose(0, 1).reshape(G, B * E * (W // G), D)
         out = torch.bmm(slots, parameters_GDC)
         C = parameters_GDC.shape[2]
@@ -254,9 +255,12 @@ class WindowCompressor(nn.Module):
     def _windows(
         self, open_BTD: torch.Tensor, first_token: int, layout: ChunkLayout
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        position_BEW, filled_BEW = layout.slots(self.window_slots, self.overlap_tokens)
+        slots = self.window_slots
+        if self.packed:  # no further than the longest chunk reaches
+            slots = min(slots, self.overlap_tokens + int(layout.length_BE.max()))
+        position_BEW, filled_BEW = layout.slots(slots, self.overlap_tokens)
         index = (position_BEW - first_token).clamp(0, max(open_BTD.shape[1] - 1, 0))
-        rows, entries, slots = index.shape
+        rows, entries, _ = index.shape
         batch, length, width = open_BTD.shape
         if rows == 1:
             picked = open_BTD.index_select(1, index.flatten())

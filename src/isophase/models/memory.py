@@ -309,5 +309,4 @@ class CompressedCache(Cache):  # type: ignore[misc]
         """Repeat every row `repeats` times."""
         super().batch_repeat_interleave(repeats)
         if self.chunks is not None:
-            rows = max(len(starts) for starts in self.chunks.open_starts)
-            self._select_chunks(torch.arange(rows).repeat_interleave(repeats))
+            self._select_chunks(torch.arange(self.chunks.batch).repeat_interleave(repeats))

@@ -79,20 +79,22 @@ class PagedEntries:
             self._slabs = [(empty, empty)]
         if not new or not bool(filled_BGE.any()):  # most steps of decoding
             return
-        place_BGE = self.counts_BG[..., None] + torch.arange(new, device=keys_BKEH.device)
         after_BG = self.counts_BG + filled_BGE.sum(dim=-1)
         self._own_last_pages()
         self._reserve(after_BG)
-        page_BGE = self._table_BGM.gather(
-            2, place_BGE.clamp(max=self._table_BGM.shape[2] * self.page_entries - 1) // self.page_entries
-        )
-        slot_BGE = place_BGE % self.page_entries
-        for first, (slab_keys, slab_values) in self._numbered():
-            here = filled_BGE & (page_BGE >= first) & (page_BGE < first + len(slab_keys))
-            page, slot = page_BGE[here] - first, slot_BGE[here]
-            for slab, states in ((slab_keys, keys_BKEH), (slab_values, values_BKEH)):
-                by_entry = states.reshape(rows, groups, heads // groups, *states.shape[2:]).transpose(2, 3)
-                slab[page, :, slot] = by_entry[here].detach()  # [B, G, E, J, H]
+        row_N, group_N, entry_N = filled_BGE.nonzero(as_tuple=True)
+        place_N = self.counts_BG[row_N, group_N] + entry_N
+        page_N = self._table_BGM[row_N, group_N, place_N // self.page_entries]
+        slot_N = place_N % self.page_entries
+        for states, part in ((keys_BKEH, 0), (values_BKEH, 1)):
+            by_group = states.detach().view(rows, groups, heads // groups, *states.shape[2:])
+            new_NJH = by_group[row_N, group_N, :, entry_N]
+            if len(self._slabs) == 1:
+                self._slabs[0][part][page_N, :, slot_N] = new_NJH
+                continue
+            for first, slab in self._numbered():
+                here = (page_N >= first) & (page_N < first + len(slab[part]))
+                slab[part][page_N[here] - first, :, slot_N[here]] = new_NJH[here]
         self.counts_BG, self.longest = after_BG, int(after_BG.max())
 
     def view(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -231,6 +233,8 @@ class PagedEntries:
     def _reserve(self, counts_BG: torch.Tensor) -> None:
         """Give every sequence the pages that it needs for so many entries."""
         needed_BG = -(-counts_BG // self.page_entries)
+        if torch.equal(needed_BG, -(-self.counts_BG // self.page_entries)):
+            return
         most = int(needed_BG.max())
         held_BGM = self._held()
         more = most - self._table_BGM.shape[2]

@@ -162,11 +162,12 @@ def repair(
         count, repaired = sum(p.numel() for p in parameters), model
         change = f"{count:,} gate parameters refitted in {trained.kept_step} steps" if trained.kept_step else ""
     else:
-        repaired = _with_memory(model, settings.memory or {"grid_shift": "heads"})
+        memory = settings.memory or {"grid_shift": "heads"}
+        repaired = _with_memory(model, memory)
         parameters = list(repaired.parameters())
         trained = _fine_tune(repaired, parameters, tokenizer, settings, stride, choose, say, from_scratch=True)
         count = sum(p.numel() for p in parameters)
-        change = f"memory changed ({settings.memory}), all parameters fine-tuned for {settings.steps} steps"
+        change = f"memory changed ({_written(memory)}), all parameters fine-tuned for {trained.kept_step} steps"
     after = _curve(repaired, judge, stride)
     kept = bool(change) and after.worst > before.worst and after.mean >= before.mean - _TOLERATED_POINTS / 100
     return repaired, Repair(
@@ -233,6 +234,12 @@ def _best_exchange(model: Any, branches: list[GateBranch], questions: Questions,
             for parameter in parameters:
                 parameter.copy_(tried[chosen](parameter.detach().clone()))
     return chosen
+
+
+def _written(memory: dict[str, Any]) -> str:
+    """Settings in words; long lists by their length."""
+    shown = {k: f"{len(v)} numbers" if isinstance(v, list) and len(v) > 8 else v for k, v in memory.items()}
+    return ", ".join(f"{key}={value}" for key, value in shown.items())
 
 
 def _with_memory(model: Any, memory: dict[str, Any]) -> CompressedQwen3ForCausalLM:

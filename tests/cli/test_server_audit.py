@@ -47,6 +47,22 @@ def test_the_tokenizer_may_come_from_the_server(isophase):
     assert isophase("report", "run").code == EXIT_UNREACHABLE
 
 
+def test_an_audit_measures_what_a_vote_gains(isophase, tmp_path, words_folder):
+    with FakeServer("vllm", period=8, weak=7) as server:
+        done = isophase(
+            "audit", server.spec, *SMALL, "--vote", 1, "--vote", 8, "--tokenizer", words_folder, "--out", "run",
+            "--json", "report.json",
+        )  # fmt: skip
+        assert done.code == EXIT_SENSITIVE, done
+        assert "192 prompts of up to 160 tokens, each at 8 shifts, 245,760 tokens to read" in done.err
+        plain, voted = json.loads((tmp_path / "report.json").read_text())["findings"]
+        assert plain["period_tokens"] == 8
+        assert voted["target"] == f"{server.spec}|vote(8)"
+        assert voted["accuracy"] == 1.0
+    # What the server answered can be read without it.
+    assert isophase("report", "run").code == 0
+
+
 def refused(done, code, *parts):
     assert done.code == code, done
     assert done.out == ""

@@ -134,6 +134,11 @@ class ServerTarget:
         return (self.facts.block_tokens,) if self.facts.block_tokens else ()
 
     @property
+    def readings(self) -> int:
+        """How often the server reads each prompt."""
+        return 1
+
+    @property
     def max_length_tokens(self) -> int | None:
         """Longest prompt, so that one token of an answer fits behind it."""
         limit = self.facts.max_length_tokens
@@ -249,8 +254,7 @@ class ServerTarget:
         try:
             answer = await self._ask(prompt)
             if _is_repeated(prompt):
-                again = await self._generate(prompt)
-                second, same = self._judge(prompt, again), ("status", "correct", "output_ids")
+                second, same = await self._ask_again(prompt), ("status", "correct", "output_ids")
                 answer = replace(answer, repeat_agrees=all(getattr(answer, n) == getattr(second, n) for n in same))
             return answer
         except RequestFailedError as error:
@@ -332,6 +336,10 @@ class ServerTarget:
         return replace(
             answer, log_probability=log_probability, choice_log_probabilities=tuple(choices) if known else ()
         )
+
+    async def _ask_again(self, prompt: Prompt) -> Answer:
+        """The same question once more, as far as a flip can be seen."""
+        return self._judge(prompt, await self._generate(prompt))
 
     async def _log_probability(self, prompt: Prompt, ids: tuple[int, ...], answer: Answer, reply: Reply) -> float:
         """From the alternatives that came along; where they end, from a request of its own."""

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from isophase.errors import IsophaseError
 from isophase.probes.prompt import Prompt, Tokenizer
@@ -24,6 +24,8 @@ from isophase.targets.server_judge import failed, judge_ids, judge_text, known_l
 from isophase.targets.server_protocols import Chat, Reply
 from isophase.targets.server_tokenizer import FileTokenizer, RemoteTokenizer
 from isophase.targets.strides import Grid
+
+T = TypeVar("T")
 
 # A fault of the whole service, not of one prompt.
 _FATAL = (401, 403, 404)
@@ -232,22 +234,30 @@ class ServerTarget:
         _ = self._added_tokens  # whatever is wrong with the server is found before the first question
         loop = self._client.loop()
         source = enumerate(prompts)
-        numbers: dict[asyncio.Task[Answer], int] = {}
+        answered: asyncio.Queue[tuple[int, Answer] | None] = asyncio.Queue()
+
+        async def work() -> None:
+            # The next question follows in the same step of the loop: a fast server never waits for this side.
+            for number, prompt in source:
+                answered.put_nowait((number, await self._answer(prompt)))
+
+        async def work_together() -> None:
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                answered.put_nowait(None)
+
+        workers = [loop.create_task(work()) for _ in range(self.concurrency)]
+        whole = loop.create_task(work_together())
         try:
-            while True:
-                while len(numbers) < self.concurrency and (following := next(source, None)) is not None:
-                    numbers[loop.create_task(self._answer(following[1]))] = following[0]
-                if not numbers:
-                    return
-                done, _ = loop.run_until_complete(asyncio.wait(numbers, return_when=asyncio.FIRST_COMPLETED))
-                # Answers before faults: a fault ends the run.
-                for task in sorted(done, key=lambda task: task.exception() is not None):
-                    yield numbers.pop(task), task.result()
+            # Answers before faults: a fault ends the run.
+            while (answer := _next_of(answered, loop)) is not None:
+                yield answer
+            whole.result()
         finally:
-            for task in numbers:
+            for task in workers:
                 task.cancel()
-            if numbers:
-                loop.run_until_complete(asyncio.gather(*numbers, return_exceptions=True))
+            loop.run_until_complete(asyncio.gather(whole, *workers, return_exceptions=True))
 
     async def _answer(self, prompt: Prompt) -> Answer:
         """Answer of one prompt; what concerns this prompt alone becomes an `error`."""
@@ -353,6 +363,11 @@ class ServerTarget:
             return protocol.read_score(await self._client.post(url, body), ids)
         except (RequestFailedError, KeyError, TypeError, ValueError, IndexError):
             return math.nan  # the answer itself is there
+
+
+def _next_of(queue: asyncio.Queue[T], loop: asyncio.AbstractEventLoop) -> T:
+    """What comes next; the loop runs only where nothing is there."""
+    return loop.run_until_complete(queue.get()) if queue.empty() else queue.get_nowait()
 
 
 def _salt() -> str:

@@ -309,6 +309,11 @@ async def misbehave(writer, fault):
             await asyncio.sleep(0.05)
     if fault == "huge":
         return await send(writer, 200, b'{"choices": "' + b"x" * (50 << 20) + b'"}')
+    if fault == "endless":
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n{"choices": "')
+        while True:
+            writer.write(b"x" * (1 << 16))
+            await writer.drain()
     if fault == "empty":
         return await send(writer, 200, {"choices": []})
     if fault == "slow":

@@ -175,11 +175,10 @@ class ServerClient:
             response = await http.send(self._build(http, method, url, body), stream=True)
             try:
                 raw = bytearray()
+                _check_size(int(response.headers.get("content-length", "0")), response.status_code)
                 async for chunk in response.aiter_bytes():
                     raw += chunk
-                    if len(raw) > _MOST_REPLY_BYTES:
-                        reason = f"the reply is longer than {_MOST_REPLY_BYTES >> 20} MiB"
-                        raise RequestFailedError(reason, status=response.status_code)
+                    _check_size(len(raw), response.status_code)
             finally:
                 await response.aclose()
         finally:
@@ -291,6 +290,12 @@ def _checked(base_url: str) -> Any:
     if not parts.hostname or port == 0:
         raise IsophaseError(f"server URL {base_url!r} names no host.", "Write http://HOST:PORT/v1#MODEL.")
     return parts
+
+
+def _check_size(size_bytes: int, status: int) -> None:
+    """Raise for a reply that is too long, by what it says or by what has come."""
+    if size_bytes > _MOST_REPLY_BYTES:
+        raise RequestFailedError(f"the reply is longer than {_MOST_REPLY_BYTES >> 20} MiB", status=status)
 
 
 def _backoff(error: Exception) -> bool | float:

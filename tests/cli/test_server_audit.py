@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from fake_server import FakeServer
@@ -86,6 +88,37 @@ def test_one_line(isophase, words_folder, tmp_path, quick_retries):
     assert list(tmp_path.iterdir()) == []
 
 
+FAULTS = {
+    "no key": ({"keys": ["right"]}, "#planted", "refuses access (HTTP 401", "ISOPHASE_API_KEY"),
+    "forbidden": ({"keys": ["right"], "denial": 403}, "#planted", "refuses access (HTTP 403", "ISOPHASE_API_KEY"),
+    "no route": (
+        {"forget": ["/v1/models", "/v1/completions", "/v1/chat/completions", "/tokenize"]}, "#planted", "404", "Check",
+    ),
+    "no model": ({}, "#gpt", "serves no model 'gpt'", "planted"),
+    "other ids echoed": ({"bos": True, "forget": ["/tokenize"]}, "#planted", "33 instead of 32", "retokenises"),
+    "other tokenizer": ({"offset": 1}, "#planted", "the tokenizer does not match", "--tokenizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("command", ["audit", "plan", "check", "invariants"])
+def test_servers_that_cannot_be_used(isophase, words_folder, tmp_path, quick_retries, command, fault):
+    settings, model, *parts = FAULTS[fault]
+    (tmp_path / "prompt.txt").write_text("the of and cat red ? cat")
+    with FakeServer("vllm", **settings) as server:
+        target = server.url + model
+        given = ("prompt.txt", "--stable", "--target", target) if command == "check" else (target,)
+        refused(isophase(command, *given, "--tokenizer", words_folder), EXIT_USAGE, *parts)
+    assert [path.name for path in tmp_path.iterdir()] == ["prompt.txt"]
+
+
+def test_a_tokenizer_of_other_counts(isophase, words_folder, quick_retries, monkeypatch):
+    """A server that names no ids of its own is found out by its counts."""
+    with FakeServer("chat", forget=["/tokenize"]) as server:
+        monkeypatch.setattr("fake_server.TOKENIZER.encode", lambda text: list(text.encode()))
+        refused(isophase("audit", server.spec, "--tokenizer", words_folder), EXIT_USAGE, "counts", "--tokenizer")
+
+
 def test_ctrl_c_leaves_a_run_that_resumes(process, isophase, tmp_path, words_folder):
     with FakeServer("vllm", period=8, weak=7, delay=0.05) as server:
         command = ("audit", server.spec, *SMALL, "--tokenizer", words_folder, "--out", "run", "--concurrency", 4)
@@ -108,6 +141,31 @@ def test_ctrl_c_leaves_a_run_that_resumes(process, isophase, tmp_path, words_fol
         assert 0 <= before - len(lines) <= 4
     rows = [json.loads(line)["row"] for line in (tmp_path / "run" / "answers.jsonl").read_bytes().splitlines()]
     assert sorted(rows) == list(range(192))
+
+
+@pytest.mark.slow
+def test_the_protocol_of_the_paper_says_its_cost_first(process, smollm2_folder):
+    """The commands of docs/servers.md, up to the first questions of 128,000 tokens."""
+    page = (Path(__file__).parents[2] / "docs" / "servers.md").read_text().replace("\\\n", " ")
+    lines = [shlex.split(line)[1:] for line in page.splitlines() if "--length 128000" in line]
+    assert [line[0] for line in lines] == ["plan", "audit"]
+    assert lines[0][1:] == lines[1][1:]
+    with FakeServer("vllm", limit=131072, log=False, forget=["/tokenize"]) as server:
+        plan, audit = ([server.spec if "#MODEL" in word else word for word in line] for line in lines)
+        with process(*plan, "--tokenizer", smollm2_folder) as running:
+            out, err = running.communicate()
+        assert running.returncode == 0, err
+        assert "2,048  262,144,000" in out
+        assert not server.asked
+        with process(*audit, "--tokenizer", smollm2_folder, "--out", "run") as running:
+            cost = running.stderr.readline()
+            while not server.asked:
+                assert running.poll() is None, running.communicate()
+                time.sleep(0.05)
+            running.send_signal(signal.SIGINT)
+            running.communicate(timeout=60)
+        assert running.returncode == EXIT_INTERRUPTED
+    assert "2,048 prompts of up to 128,000 tokens, 262,144,000 tokens to read" in cost
 
 
 def test_help_names_the_variable_nowhere_but_the_options(isophase):

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from isophase.audit.check import run_check
 from isophase.probes import ProbeSettings, build_probe
+from isophase.probes.own import OwnPrompt
 from isophase.targets.huggingface import HuggingFaceTarget
 
 
@@ -49,6 +51,24 @@ def test_the_completion_probe_reads_both_numbers(target: HuggingFaceTarget) -> N
     (answer,) = target.answer([prompt])
     assert answer.log_probability < 0
     assert answer.choice_log_probabilities[0] < 0
+
+
+@pytest.mark.slow
+def test_a_number_planted_in_a_licence_is_found_at_every_phase(target: HuggingFaceTarget) -> None:
+    licence = (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8").split("\n\n")
+    fact = "The number of the locker in the cellar is 48213."
+    paragraphs = [
+        *licence[:9],
+        fact,
+        *licence[9:18],
+        "Question: What is the number of the locker?\nAnswer: The number is",
+    ]
+    own = OwnPrompt(text="\n\n".join(paragraphs), tokenizer=target.tokenizer, mark=fact)
+    assert 900 < len(own.ids) < 2500
+    result = run_check(own, target, expected="48213")
+    assert (result.verdict, result.changed_shifts, result.period_tokens) == ("stable", [], None)
+    assert len(result.shifts) == 48
+    assert result.repeat_agrees
 
 
 @pytest.mark.slow

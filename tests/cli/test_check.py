@@ -30,6 +30,8 @@ def test_a_server_with_a_weak_phase(isophase, prompt, words_folder, tmp_path):
         # Behind the record nothing moves it.
         behind = isophase("check", *common, "--target", server.spec, "--expect", "red", "--at", "?")
         assert behind.code == EXIT_NONE, behind
+        voted = isophase("check", *common, "--target", f"{server.spec}|vote(8)", "--expect", "red")
+        assert voted.code == EXIT_NONE, voted
         stable = isophase("check", *common, "--target", server.spec, "--stable", "--shifts", 24)
         assert stable.code == EXIT_SENSITIVE
         assert "period of 8 tokens" in stable.out

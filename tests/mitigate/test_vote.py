@@ -259,5 +259,5 @@ def test_options_make_specs() -> None:
     assert with_variants(None, None, ["2"]) == [f"{spec}|vote(2)" for spec in DEFAULT_TARGETS]
     with pytest.raises(IsophaseError, match="together"):
         with_variants(["hf:a"], ["full"], ["2"])
-    with pytest.raises(IsophaseError, match="asks local models"):
+    with pytest.raises(IsophaseError, match="asks models and servers"):
         with_variants(["planted:period=4"], None, ["2"])

@@ -47,6 +47,7 @@ class FakeServer:
         faults: ordinal of a distinct prompt -> [fault, times]; times -1: for ever.
         delay: seconds before every answer.
         keys: accepted bearer tokens; empty: any.
+        denial: status for other tokens.
         bos: put a token before every prompt of ids.
         block: block size in the metrics (vllm); 0: none.
         flips: answer every second time wrongly, so that repeats differ.
@@ -59,12 +60,14 @@ class FakeServer:
     """
 
     def __init__(self, kind="vllm", *, model="planted", port=0, period=0, weak=7, faults=None, delay=0.0, keys=(),
-                 bos=False, block=0, flips=False, limit=4096, forget=(), offset=0, log=True, broken=""):  # fmt: skip
+                 bos=False, block=0, flips=False, limit=4096, forget=(), offset=0, log=True, broken="",
+                 denial=401):  # fmt: skip
         self.kind, self.model, self.port = kind, model, port
         self.period, self.weak, self.delay = period, weak, delay
         self.faults = {int(k): tuple(v) for k, v in (faults or {}).items()}
         self.keys, self.bos, self.block, self.flips, self.limit = keys, bos, block, flips, limit
         self.forget, self.offset, self.log, self.broken = set(forget), offset, log, broken
+        self.denial = denial
         self.salts: set[str] = set()
         self.before: list[int] = []
         self.order: dict[str, int] = {}
@@ -134,7 +137,9 @@ class FakeServer:
             self.headers.append(headers)
         if self.keys and headers.get("authorization", "").removeprefix("Bearer ") not in self.keys:
             # As real ones do: the refused key is repeated.
-            return await send(writer, 401, {"error": {"message": "no: " + headers.get("authorization", "nothing")}})
+            return await send(
+                writer, self.denial, {"error": {"message": "no: " + headers.get("authorization", "nothing")}}
+            )
         if path in self.forget:
             return await send(writer, 404, {"detail": "Not Found"})
         if method == "GET":
@@ -309,6 +314,11 @@ async def misbehave(writer, fault):
             await asyncio.sleep(0.05)
     if fault == "huge":
         return await send(writer, 200, b'{"choices": "' + b"x" * (50 << 20) + b'"}')
+    if fault == "endless":
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n{"choices": "')
+        while True:
+            writer.write(b"x" * (1 << 16))
+            await writer.drain()
     if fault == "empty":
         return await send(writer, 200, {"choices": []})
     if fault == "slow":

@@ -319,9 +319,11 @@ def costs(plan: Plan, open_target: OpenTarget) -> list[str]:
         target = open_target(part.target)
         if isinstance(target, RemoteTarget):
             view = outlook(part, target.tokenizer)
+            times = f", each at {target.readings} shifts" if target.readings > 1 else ""
             lines.append(
-                f"{part.target}: {view.prompts:,} prompts of up to {view.length_tokens:,} tokens, "
-                f"{view.tokens:,} tokens to read; about one prompt in {REPEAT_EVERY} is asked twice."
+                f"{part.target}: {view.prompts:,} prompts of up to {view.length_tokens:,} tokens{times}, "
+                f"{view.tokens * target.readings:,} tokens to read; "
+                f"about one prompt in {REPEAT_EVERY} is asked twice."
             )
     return lines
 

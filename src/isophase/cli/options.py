@@ -17,7 +17,7 @@ from isophase.audit.schema import Report
 from isophase.audit.settings import AuditSettings, Plan
 from isophase.audit.store import write_error
 from isophase.errors import IsophaseError
-from isophase.mitigate.specs import open_target, vote_suffix
+from isophase.mitigate.specs import VOTERS, open_target, vote_suffix
 from isophase.probes import PROBE_NAMES, STYLES
 from isophase.targets import SERVER_CHOICES, ServerOptions, Target
 
@@ -82,8 +82,8 @@ Vote = Annotated[
     list[str] | None,
     typer.Option(
         "--vote",
-        help="Let local models answer by a vote: a number of shifts, or shifts such as 0,8,16; then maybe a rule: "
-        "majority, confidence, mean-log-probability, mean-probability. Repeat it to compare; 1 is no vote.",
+        help="Let models and servers answer by a vote: a number of shifts, or shifts such as 0,8,16; then maybe a "
+        "rule: majority, confidence, mean-log-probability, mean-probability. Repeat it to compare; 1 is no vote.",
         show_default=False,
     ),
 ]
@@ -113,7 +113,7 @@ def with_variants(targets: list[str] | None, caches: list[str] | None, votes: li
     option = "--cache compresses hf: targets"
     if votes:
         suffixes = ["" if vote.strip() == "1" else vote_suffix(vote) for vote in votes]
-        kinds, option = ("hf:", "isophase:"), "--vote asks local models"
+        kinds, option = VOTERS, "--vote asks models and servers"
     specs = list(targets or (DEFAULT_TARGETS if votes else ()))
     if not any(spec.startswith(kinds) for spec in specs):
         raise IsophaseError(f"{option}, and none is given.", f"Give {' or '.join(f'{kind}...' for kind in kinds)}.")

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from isophase.errors import IsophaseError
+from isophase.probes.lexicon import FILLER
+from isophase.probes.prompt import Tokenizer
 
 MOST_SHIFT_TOKENS = 65_536
 """Longest stride that shifts are spread over; beyond that the neutral text would be longer than most prompts."""
@@ -64,6 +66,19 @@ def choose_shifts(strides_tokens: Sequence[int], count: int) -> tuple[int, ...]:
         chosen.append(best)
         used.add(best)
     return tuple(sorted(chosen))
+
+
+def neutral_ids(tokenizer: Tokenizer) -> list[int]:
+    """Token ids that mean nothing: a line break, or a filler word where the vocabulary has no line break.
+
+    Raises:
+        IsophaseError: if the tokenizer has neither as one token.
+    """
+    for text in ("\n", *(f" {word}" for word in FILLER), *FILLER):
+        ids = tokenizer.encode(text)
+        if len(ids) == 1 and tokenizer.decode(ids).strip(" ") == text.strip(" "):
+            return ids
+    raise IsophaseError("this tokenizer has no neutral token.", "Give neutral_ids to PhaseVote yourself.")
 
 
 class NeutralTexts:

@@ -1,16 +1,16 @@
-"""Specs of targets, those that vote included: `hf:DIR|vote(8)`. Torch is imported only where a target needs it."""
+"""Specs of targets, those that vote included: `hf:DIR|vote(8)`, `http://HOST:PORT/v1#MODEL|vote(8)`.
+
+Torch is imported only where a target needs it.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.combine import RULES
-from isophase.mitigate.shifts import choose_shifts
-from isophase.probes.lexicon import FILLER
-from isophase.probes.prompt import Tokenizer
+from isophase.mitigate.combine import RULES, Rule
+from isophase.mitigate.shifts import choose_shifts, neutral_ids
 from isophase.targets import ServerOptions, Target
 from isophase.targets import open_target as open_plain
 
@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from isophase.mitigate.voted import VotedTarget
     from isophase.targets.huggingface import HuggingFaceTarget
 
-__all__ = ["neutral_ids", "open_target", "vote_suffix", "with_vote"]
+__all__ = ["VOTERS", "neutral_ids", "open_target", "vote_suffix", "with_vote"]
 
 _SPEC = re.compile(r"(?P<base>.*)\|vote\((?P<shifts>[0-9:]+)(?:, (?P<rule>[a-z-]+))?\)")
 _DEFAULT_RULE = "mean-probability"
+_LOCAL, _SERVERS = ("hf:", "isophase:"), ("http://", "https://")
+VOTERS = (*_LOCAL, *_SERVERS)
+"""How specs begin of targets that can vote."""
 
 
 def vote_suffix(text: str) -> str:
@@ -45,7 +48,7 @@ def vote_suffix(text: str) -> str:
 
 
 def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOptions | None = None) -> Target:
-    """As `isophase.targets.open_target`; specs of local models may end in `|vote(SHIFTS)` or `|vote(SHIFTS, RULE)`.
+    """As `isophase.targets.open_target`; models and servers may vote: `SPEC|vote(SHIFTS)`, `SPEC|vote(SHIFTS, RULE)`.
 
     Args:
         spec: of a target; SHIFTS is a number of shifts, or shifts with colons between them, the first one 0.
@@ -53,14 +56,19 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
         server: as there.
 
     Raises:
-        IsophaseError: as there; for a vote of something else than a local model, or impossible shifts.
+        IsophaseError: as there; for a vote of something that cannot, or impossible shifts.
     """
     found = _SPEC.fullmatch(spec)
     if found is None:
         return open_plain(spec, gguf_file=gguf_file, server=server)
     base = found["base"]
-    if not base.startswith(("hf:", "isophase:")) or "|" in base:
-        raise IsophaseError(f"{base!r} cannot vote.", "Vote with isophase:NAME or hf:PATH_OR_ID.")
+    if not base.startswith(VOTERS) or "|" in base:
+        raise IsophaseError(f"{base!r} cannot vote.", "Vote with isophase:NAME, hf:PATH_OR_ID or http://HOST:PORT/v1.")
+    if base.startswith(_SERVERS):
+        from isophase.mitigate.voted_server import VotedServerTarget
+
+        shifts, rule = _read_vote(spec)
+        return VotedServerTarget(base, name=spec, shifts=shifts, rule=rule, options=server or ServerOptions())
     inner = cast("HuggingFaceTarget", open_plain(base, gguf_file=gguf_file))
     return with_vote(inner, spec.removeprefix(base))
 
@@ -75,32 +83,26 @@ def with_vote(inner: HuggingFaceTarget, suffix: str) -> VotedTarget:
     Raises:
         IsophaseError: for impossible shifts.
     """
-    found = _SPEC.fullmatch(suffix)
-    assert found is not None
-    rule = found["rule"] or _DEFAULT_RULE
-    listed = [int(part) for part in found["shifts"].split(":")]
-    if len(listed) > 1:
-        shifts: Sequence[int] = listed
-    else:
+    shifts, rule = _read_vote(inner.name + suffix)
+    if len(shifts) == 1:
         strides = [grid.stride_tokens for grid in inner.grids if grid.kind == "payload"]
-        shifts = choose_shifts(strides or listed, listed[0])
-    if shifts[0] != 0 or len(set(shifts)) < len(shifts) or rule not in RULES:
-        raise IsophaseError(
-            f"{inner.name}{suffix}: shifts must be different and begin with 0.", f"Rules are {', '.join(RULES)}."
-        )
+        shifts = choose_shifts(strides or shifts, shifts[0])
     from isophase.mitigate.voted import VotedTarget
 
-    return VotedTarget(inner, name=inner.name + suffix, shifts=tuple(shifts), rule=rule)
+    return VotedTarget(inner, name=inner.name + suffix, shifts=shifts, rule=rule or _DEFAULT_RULE)
 
 
-def neutral_ids(tokenizer: Tokenizer) -> list[int]:
-    """Token ids that mean nothing: a line break, or a filler word where the vocabulary has no line break.
+def _read_vote(spec: str) -> tuple[tuple[int, ...], Rule | None]:
+    """Shifts of a vote, or their number alone, and its rule where one is named.
 
     Raises:
-        IsophaseError: if the tokenizer has neither as one token.
+        IsophaseError: for shifts or a rule that cannot be.
     """
-    for text in ("\n", *(f" {word}" for word in FILLER), *FILLER):
-        ids = tokenizer.encode(text)
-        if len(ids) == 1 and tokenizer.decode(ids).strip(" ") == text.strip(" "):
-            return ids
-    raise IsophaseError("this tokenizer has no neutral token.", "Give neutral_ids to PhaseVote yourself.")
+    found = _SPEC.fullmatch(spec)
+    assert found is not None
+    shifts, rule = tuple(int(part) for part in found["shifts"].split(":")), found["rule"]
+    listed = len(shifts) > 1
+    wrong = (shifts[0] != 0 or len(set(shifts)) < len(shifts)) if listed else shifts[0] < 1
+    if wrong or rule not in (None, *RULES):
+        raise IsophaseError(f"{spec}: shifts must be different and begin with 0.", f"Rules are {', '.join(RULES)}.")
+    return shifts, cast("Rule | None", rule)

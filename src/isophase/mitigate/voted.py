@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from isophase.mitigate.specs import neutral_ids
+from isophase.mitigate.shifts import neutral_ids
 from isophase.mitigate.vote import combine_logits, insert_neutral
 from isophase.probes.prompt import Prompt
 from isophase.targets.huggingface import HuggingFaceTarget

@@ -155,3 +155,7 @@ class RemoteTarget(Protocol):
     @property
     def control_periods(self) -> tuple[int, ...]:
         """Periods in tokens that belong to the server, not to the model."""
+
+    @property
+    def readings(self) -> int:
+        """How often each prompt is read, repeats for the flip rate apart."""

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from isophase.errors import IsophaseError
 from isophase.probes.prompt import Prompt, Tokenizer
@@ -24,6 +24,8 @@ from isophase.targets.server_judge import failed, judge_ids, judge_text, known_l
 from isophase.targets.server_protocols import Chat, Reply
 from isophase.targets.server_tokenizer import FileTokenizer, RemoteTokenizer
 from isophase.targets.strides import Grid
+
+T = TypeVar("T")
 
 # A fault of the whole service, not of one prompt.
 _FATAL = (401, 403, 404)
@@ -134,6 +136,11 @@ class ServerTarget:
         return (self.facts.block_tokens,) if self.facts.block_tokens else ()
 
     @property
+    def readings(self) -> int:
+        """How often the server reads each prompt."""
+        return 1
+
+    @property
     def max_length_tokens(self) -> int | None:
         """Longest prompt, so that one token of an answer fits behind it."""
         limit = self.facts.max_length_tokens
@@ -227,30 +234,42 @@ class ServerTarget:
         _ = self._added_tokens  # whatever is wrong with the server is found before the first question
         loop = self._client.loop()
         source = enumerate(prompts)
-        numbers: dict[asyncio.Task[Answer], int] = {}
+        answered: asyncio.Queue[tuple[int, Answer] | None] = asyncio.Queue()
+
+        async def work() -> None:
+            # The next question follows in the same step of the loop: a fast server never waits for this side.
+            for number, prompt in source:
+                answered.put_nowait((number, await self._answer(prompt)))
+
+        async def work_together() -> None:
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                answered.put_nowait(None)
+
+        workers = [loop.create_task(work()) for _ in range(self.concurrency)]
+        whole = loop.create_task(work_together())
         try:
-            while True:
-                while len(numbers) < self.concurrency and (following := next(source, None)) is not None:
-                    numbers[loop.create_task(self._answer(following[1]))] = following[0]
-                if not numbers:
-                    return
-                done, _ = loop.run_until_complete(asyncio.wait(numbers, return_when=asyncio.FIRST_COMPLETED))
-                # Answers before faults: a fault ends the run.
-                for task in sorted(done, key=lambda task: task.exception() is not None):
-                    yield numbers.pop(task), task.result()
+            # Answers before faults: a fault ends the run.
+            while (answer := _next_of(answered, loop)) is not None:
+                yield answer
+            whole.result()
+        except KeyboardInterrupt:
+            while not answered.empty():  # what came in the same moment need not be asked again
+                if (answer := answered.get_nowait()) is not None:
+                    yield answer
+            raise
         finally:
-            for task in numbers:
+            for task in workers:
                 task.cancel()
-            if numbers:
-                loop.run_until_complete(asyncio.gather(*numbers, return_exceptions=True))
+            loop.run_until_complete(asyncio.gather(whole, *workers, return_exceptions=True))
 
     async def _answer(self, prompt: Prompt) -> Answer:
         """Answer of one prompt; what concerns this prompt alone becomes an `error`."""
         try:
             answer = await self._ask(prompt)
             if _is_repeated(prompt):
-                again = await self._generate(prompt)
-                second, same = self._judge(prompt, again), ("status", "correct", "output_ids")
+                second, same = await self._ask_again(prompt), ("status", "correct", "output_ids")
                 answer = replace(answer, repeat_agrees=all(getattr(answer, n) == getattr(second, n) for n in same))
             return answer
         except RequestFailedError as error:
@@ -333,6 +352,10 @@ class ServerTarget:
             answer, log_probability=log_probability, choice_log_probabilities=tuple(choices) if known else ()
         )
 
+    async def _ask_again(self, prompt: Prompt) -> Answer:
+        """The same question once more, as far as a flip can be seen."""
+        return self._judge(prompt, await self._generate(prompt))
+
     async def _log_probability(self, prompt: Prompt, ids: tuple[int, ...], answer: Answer, reply: Reply) -> float:
         """From the alternatives that came along; where they end, from a request of its own."""
         known = known_log_probability(ids, answer.output_ids, reply, self.tokenizer)
@@ -345,6 +368,11 @@ class ServerTarget:
             return protocol.read_score(await self._client.post(url, body), ids)
         except (RequestFailedError, KeyError, TypeError, ValueError, IndexError):
             return math.nan  # the answer itself is there
+
+
+def _next_of(queue: asyncio.Queue[T], loop: asyncio.AbstractEventLoop) -> T:
+    """What comes next; the loop runs only where nothing is there."""
+    return loop.run_until_complete(queue.get()) if queue.empty() else queue.get_nowait()
 
 
 def _salt() -> str:

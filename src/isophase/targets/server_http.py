@@ -8,8 +8,8 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from email.utils import parsedate_to_datetime
 from time import time
 from typing import Any, TypeVar
@@ -86,6 +86,7 @@ class ServerClient:
         )
         self._runner = asyncio.Runner()
         self._context: ssl.SSLContext | None = None
+        self._urls: dict[str, httpx2.URL] = {}
         self._idle: list[httpx2.AsyncClient] = []
         self._clients: list[httpx2.AsyncClient] = []
 
@@ -120,8 +121,9 @@ class ServerClient:
         Raises:
             RequestFailedError: there is no usable reply.
         """
+        limits = httpx2.Timeout(self.timeout_seconds, connect=CONNECT_SECONDS)
         with self._faults(), httpx2.Client(**self._settings()) as http:
-            response = http.post(url, json=body)
+            response = http.post(url, json=body, timeout=limits)
         self._refuse(response.status_code, response.headers, response.content)
         reply = response.json() if "json" in response.headers.get("content-type", "") else None
         if not isinstance(reply, dict):
@@ -168,16 +170,33 @@ class ServerClient:
 
     async def _request(self, method: str, url: str, body: dict[str, Any] | None) -> tuple[str, bytes]:
         """One attempt: content type and body of a reply with status 2xx."""
-        full = url if url.startswith(("http://", "https://")) else self.base_url + url
-        async with self._connection() as http, http.stream(method, full, json=body) as response:
-            status = response.status_code
-            raw = bytearray()
-            async for chunk in response.aiter_bytes():
-                raw += chunk
-                if len(raw) > _MOST_REPLY_BYTES:
-                    raise RequestFailedError(f"the reply is longer than {_MOST_REPLY_BYTES >> 20} MiB", status=status)
-            self._refuse(status, response.headers, bytes(raw))
-            return response.headers.get("content-type", "").split(";")[0].strip().lower(), bytes(raw)
+        http = self._idle.pop() if self._idle else self._open()
+        try:
+            response = await http.send(self._build(http, method, url, body), stream=True)
+            try:
+                raw = bytearray()
+                _check_size(int(response.headers.get("content-length", "0")), response.status_code)
+                async for chunk in response.aiter_bytes():
+                    raw += chunk
+                    _check_size(len(raw), response.status_code)
+            finally:
+                await response.aclose()
+        finally:
+            self._idle.append(http)
+        self._refuse(response.status_code, response.headers, bytes(raw))
+        return response.headers.get("content-type", "").split(";")[0].strip().lower(), bytes(raw)
+
+    def _build(self, http: httpx2.AsyncClient, method: str, url: str, body: dict[str, Any] | None) -> httpx2.Request:
+        """A request like those of `http.request`, for which URL and headers are not parsed and merged every time."""
+        if url not in self._urls:
+            self._urls[url] = httpx2.URL(url if url.startswith(("http://", "https://")) else self.base_url + url)
+        return httpx2.Request(
+            method,
+            self._urls[url],
+            headers=[*http.headers.raw, (b"content-type", b"application/json")],
+            content=None if body is None else json.dumps(body, separators=(",", ":")).encode(),
+            extensions={"timeout": http.timeout.as_dict()},
+        )
 
     def _refuse(self, status: int, headers: httpx2.Headers, raw: bytes) -> None:
         """Raise for a reply that is no success."""
@@ -211,22 +230,15 @@ class ServerClient:
         except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise RequestFailedError(self._safe(f"the reply cannot be read: {error}")) from None
 
-    @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[httpx2.AsyncClient]:
-        """A client for one request: the one used last, so that few connections stay warm.
+    def _open(self) -> httpx2.AsyncClient:
+        """A client for one request at a time; the one used last is used next, so that few connections stay warm.
 
         One client for all would look through all of its connections for each request, which at 32 in flight
         costs more than the request itself.
         """
-        if self._idle:
-            http = self._idle.pop()
-        else:
-            http = httpx2.AsyncClient(**self._settings())
-            self._clients.append(http)
-        try:
-            yield http
-        finally:
-            self._idle.append(http)
+        http = httpx2.AsyncClient(**self._settings())
+        self._clients.append(http)
+        return http
 
     def _settings(self) -> dict[str, Any]:
         """What every client of this server has in common."""
@@ -240,7 +252,8 @@ class ServerClient:
         return {
             "headers": headers,
             "follow_redirects": False,
-            "timeout": httpx2.Timeout(self.timeout_seconds, connect=CONNECT_SECONDS),
+            # Each request has a limit on the whole; timers for every read and write would cost more than they give.
+            "timeout": httpx2.Timeout(None, connect=CONNECT_SECONDS),
             "verify": self._context,
             "trust_env": trust_env,
         }
@@ -277,6 +290,12 @@ def _checked(base_url: str) -> Any:
     if not parts.hostname or port == 0:
         raise IsophaseError(f"server URL {base_url!r} names no host.", "Write http://HOST:PORT/v1#MODEL.")
     return parts
+
+
+def _check_size(size_bytes: int, status: int) -> None:
+    """Raise for a reply that is too long, by what it says or by what has come."""
+    if size_bytes > _MOST_REPLY_BYTES:
+        raise RequestFailedError(f"the reply is longer than {_MOST_REPLY_BYTES >> 20} MiB", status=status)
 
 
 def _backoff(error: Exception) -> bool | float:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import socket
-import subprocess
-import sys
-import time
-
 import httpx2
 import openai
 import pytest
 from running_proxy import RunningProxy
+from running_transformers import transformers_serve
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("fastapi")
@@ -52,30 +46,8 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def upstream(model, tmp_path_factory):
     """The URL of the server; the test is left out where it does not start."""
-    command = shutil.which("transformers", path=os.path.dirname(sys.executable))  # noqa: PTH120
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("log") / "serve.log"
-    arguments = [command, "serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu"]
-    with log.open("w") as stream:
-        process = subprocess.Popen(
-            arguments, stdout=stream, stderr=stream, env=os.environ | {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + 180
-        while process.poll() is None and time.monotonic() < end:
-            try:
-                if httpx2.get(f"{url}/health", trust_env=False).status_code == 200:
-                    break
-            except httpx2.TransportError:
-                time.sleep(0.5)
-        else:
-            pytest.skip(f"transformers serve does not start here: {log.read_text()[-500:]}")
-        yield f"{url}/v1"
-    finally:
-        process.kill()
-        process.wait()
+    with transformers_serve(model, tmp_path_factory.mktemp("log") / "serve.log") as url:
+        yield url
 
 
 @pytest.mark.slow

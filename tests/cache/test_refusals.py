@@ -44,6 +44,11 @@ from isophase.models.compat import cache_argument
         (ChunkKV, {"budget": 64, "shift_tokens": 10}, "shift_tokens 10 must lie in 0..9"),
         (ChunkKV, {"budget": 64, "reuse_layers": 0}, "reuse_layers 0"),
         (ChunkKV, {"budget": (64, 32), "reuse_layers": 2}, "need one budget"),
+        (ChunkKV, {"budget": ((64, 8),)}, "budget 8 is below the window of 16 tokens"),
+        (ChunkKV, {"budget": (64, (64, 32))}, "mixes numbers and heads"),
+        (ChunkKV, {"budget": ((64, 32), (32, 64)), "reuse_layers": 2}, "need one budget"),
+        (ChunkKV, {"budget": ((64, 32),), "share_heads": True}, "heads that share a choice need one budget"),
+        (StreamingLLM, {"budget": ((64, 4),)}, "below 4 sink tokens"),
         (SnapKV, {"budget": 64, "kernel_tokens": 4}, "kernel_tokens 4 must be odd"),
         (SnapKV, {"budget": 64, "pooling": "min"}, "pooling 'min'"),
         (StreamingLLM, {"budget": 4}, "below 4 sink tokens"),
@@ -116,6 +121,10 @@ def test_other_caches(name, make_model) -> None:
 def test_number_of_budgets(make_model) -> None:
     with pytest.raises(ValueError, match="3 budgets for 2 full-attention layers"):
         compress(make_model("llama"), SnapKV(budget=(64, 64, 64)))
+    with pytest.raises(ValueError, match="3 budgets for 2 KV heads in layer 0; give 2, or one number"):
+        compress(make_model("llama"), SnapKV(budget=((64, 64, 32),)))
+    with pytest.raises(ValueError, match="1 budgets for 2 KV heads in layer 1"):
+        compress(make_model("gemma3"), SnapKV(budget=((64,),)))
 
 
 def test_bytes_below_one_entry(make_model, random_ids) -> None:

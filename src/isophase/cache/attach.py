@@ -14,10 +14,12 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from isophase.cache.attention import SUPPORTED
-from isophase.cache.layers import CompressedCache, CompressedLayer
+from isophase.cache.heads import HeadGroups
+from isophase.cache.layers import CompressedLayer
 from isophase.cache.method import Method
 from isophase.cache.rotation import rotation_of
 from isophase.cache.tokens import Tokens
+from isophase.cache.whole import CompressedCache
 
 __all__ = ["OpenCache", "compress"]
 
@@ -124,11 +126,27 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
             f"{len(method.budgets)} budgets for {len(full)} full-attention layers; give one, or {len(full)}"
         )
 
+    for ordinal, n in enumerate(full):
+        heads = method.head_budgets(ordinal)
+        there = modules[n].config.num_attention_heads // getattr(modules[n], "num_key_value_groups", 1)
+        if heads is not None and len(heads) != there:
+            raise ValueError(f"{len(heads)} budgets for {there} KV heads in layer {n}; give {there}, or one number")
+        if heads is not None and hasattr(modules[n], "sinks"):
+            raise ValueError(
+                f"{name} has attention sinks for all heads together, which cannot be computed head by head; "
+                "give one budget for all heads of a layer"
+            )
+
     rotate = rotation_of(model, modules[full[0]]) if method.needs_rotation else None
     tokens = Tokens(rule=method.chunk_rule, rotate=rotate)
     layers: list[Any] = list(own)
     for ordinal, n in enumerate(full):
-        layers[n] = CompressedLayer(method, tokens, ordinal, len(full))
+        heads = method.head_budgets(ordinal)
+        layers[n] = (
+            CompressedLayer(method, tokens, ordinal, len(full))
+            if heads is None
+            else HeadGroups(method, heads, tokens, ordinal, len(full))
+        )
     configs = [modules[n].config for n in range(len(own))]
     cache = OpenCache(layers, configs, method, tokens)
     if method.chunk_rule is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,14 +21,24 @@ ATTENTION = "isophase_cache"
 SUPPORTED = ("sdpa", "eager")
 
 
-class AttentionUser(Protocol):
-    """A layer that takes part in an attention call."""
+class AttentionPart(Protocol):
+    """KV heads of a layer that hold the same number of entries."""
+
+    keys: Any  # [B, K, E, D]
+    values: Any
 
     def mask(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor | None:
         """The mask over the layer's entries, from the model's mask over all inputs."""
 
     def attended(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, extra: dict[str, Any]) -> None:
         """The call is over: time to compress."""
+
+
+class AttentionUser(Protocol):
+    """A layer that takes part in an attention call."""
+
+    def parts(self) -> Sequence[tuple[torch.Tensor | None, AttentionPart]]:
+        """The layer's parts with their KV heads, long [heads]; one part with None where it has all heads."""
 
 
 class _Waiting(threading.local):
@@ -82,7 +93,7 @@ def attend(
     Args:
         module: the attention module.
         query: [B, H, T, D], rotary applied.
-        key: what the layer holds, [B, K, E, D].
+        key: what the layer holds, [B, K, E, D]; of a layer with several parts only what it was just given.
         value: the same.
         attention_mask: the model's mask over all L inputs, or None.
         **kwargs: what the model passes on.
@@ -101,14 +112,40 @@ def attend(
             f"{type(module).__name__} adds a bias by position, which does not follow kept tokens; "
             "compression works for models with rotary embeddings"
         )
-    mask = layer.mask(query, attention_mask, name)
     if name == "eager":
         function = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
     else:
         function = ALL_ATTENTION_FUNCTIONS[name]
-    result: tuple[torch.Tensor, torch.Tensor | None] = function(module, query, key, value, mask, **kwargs)
-    layer.attended(query, attention_mask, kwargs)
+    parts = layer.parts()
+    if len(parts) == 1:
+        return _attend(function, module, parts[0][1], query, attention_mask, name, kwargs)
+    output_BTHD = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    for heads, part in parts:
+        assert heads is not None, "a part of several has heads of its own"
+        mine = query_heads(heads, query.shape[1] // key.shape[1])
+        own, _ = _attend(function, module, part, query[:, mine], attention_mask, name, kwargs)
+        output_BTHD[:, :, mine] = own
+    return output_BTHD, None
+
+
+def _attend(
+    function: Any,
+    module: Any,
+    part: AttentionPart,
+    query: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    name: str,
+    kwargs: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    mask = part.mask(query, attention_mask, name)
+    result: tuple[torch.Tensor, torch.Tensor | None] = function(module, query, part.keys, part.values, mask, **kwargs)
+    part.attended(query, attention_mask, kwargs)
     return result
+
+
+def query_heads(heads: torch.Tensor, group: int) -> torch.Tensor:
+    """Query heads of some KV heads, of which each has `group`."""
+    return (heads[:, None] * group + torch.arange(group, device=heads.device)).flatten()
 
 
 # An entry under a name of ours; no existing function is replaced.

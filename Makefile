@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup audit test test-slow lint bench clean
+.PHONY: setup audit test test-slow kvpress lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -33,7 +33,18 @@ $(OLDEST)/.ready: pyproject.toml constraints.txt
 	$(OLDEST)/bin/python -m pip install --quiet --constraint $(OLDEST)/constraints.txt transformers==5.17.0 --editable '.[dev]'
 	touch $@
 
-test-slow: setup $(OLDEST)/.ready
+# kvpress, for comparisons: it needs a transformers that isophase is too new for. Only torch is pinned to ours.
+KVPRESS := .venv-kvpress
+$(KVPRESS)/.ready: constraints.txt
+	$(PYTHON) -m venv $(KVPRESS)
+	grep '^torch==' constraints.txt > $(KVPRESS)/constraints.txt
+	$(KVPRESS)/bin/python -m pip install --quiet --constraint $(KVPRESS)/constraints.txt torch
+	$(KVPRESS)/bin/python -m pip install --quiet --constraint $(KVPRESS)/constraints.txt transformers==5.2.0 kvpress==0.5.5
+	touch $@
+
+kvpress: $(KVPRESS)/.ready
+
+test-slow: setup $(OLDEST)/.ready $(KVPRESS)/.ready
 	$(BIN)/python -m pytest -m slow
 	$(OLDEST)/bin/python -m pytest tests/models tests/targets tests/lab tests/test_bundled.py
 

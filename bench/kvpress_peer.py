@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -30,20 +31,21 @@ class KvpressPeer:
     Args:
         folder: of the model.
         dtype: such as `float32`.
+        clock: `wall` or `cpu`, as in bench/cache.py.
         python: interpreter of the environment with kvpress.
 
     Raises:
         FileNotFoundError: if that environment is not there.
     """
 
-    def __init__(self, folder: Path | str, dtype: str, python: Path = PYTHON) -> None:
+    def __init__(self, folder: Path | str, dtype: str, clock: str = "wall", python: Path = PYTHON) -> None:
         if not python.exists():
             raise FileNotFoundError(f"{python} is missing: make kvpress")
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         self._process = subprocess.Popen(
             [str(python), __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
-        self.versions: dict[str, Any] = self._ask({"folder": str(folder), "dtype": dtype})
+        self.versions: dict[str, Any] = self._ask({"folder": str(folder), "dtype": dtype, "clock": clock})
 
     def kept(self, ids: list[int], press: dict[str, Any]) -> list[list[list[int]]]:
         """Places that a press keeps, by layer and KV head."""
@@ -108,19 +110,19 @@ def places_kept(model: Any, ids: Any, press: Any) -> list[list[list[int]]]:
     return out
 
 
-def timed(model: Any, ids: Any, press: Any, decoded: int) -> dict[str, Any]:
+def timed(model: Any, ids: Any, press: Any, decoded: int, now: Callable[[], float]) -> dict[str, Any]:
     """One reading and `decoded` tokens, as kvpress's own pipeline does it."""
     import torch
     from transformers import DynamicCache
 
     cache, length = DynamicCache(), ids.shape[1]
-    began = time.perf_counter()
+    began = now()
     with nullcontext() if press is None else press(model):
         model(input_ids=ids, past_key_values=cache, logits_to_keep=1)
-    read = time.perf_counter()
+    read = now()
     for n in range(decoded):
         model(input_ids=ids[:, n : n + 1], past_key_values=cache, position_ids=torch.tensor([[length + n]]))
-    ended = time.perf_counter()
+    ended = now()
     stored = sum(t.numel() * t.element_size() for layer in cache.layers for t in (layer.keys, layer.values))
     return {"prefill_s": read - began, "decode_s": (ended - read) / decoded, "bytes": stored}
 
@@ -132,7 +134,9 @@ def serve() -> None:
     from transformers import AutoModelForCausalLM
 
     assert Path(kvpress.__file__).is_relative_to(sys.prefix)
+    transformers.utils.logging.disable_progress_bar()
     first = json.loads(sys.stdin.readline())
+    now = time.process_time if first["clock"] == "cpu" else time.perf_counter
     model = AutoModelForCausalLM.from_pretrained(first["folder"], dtype=getattr(torch, first["dtype"])).eval()
     facts = {"transformers": transformers.__version__, "torch": torch.__version__, "threads": torch.get_num_threads()}
     print(json.dumps({"answer": facts}), flush=True)
@@ -144,7 +148,7 @@ def serve() -> None:
             if request["do"] == "kept":
                 answer: dict[str, Any] = {"places": places_kept(model, ids, press)}
             else:
-                answer = timed(model, ids, press, request["decoded"])
+                answer = timed(model, ids, press, request["decoded"], now)
             print(json.dumps({"answer": answer}), flush=True)
 
 

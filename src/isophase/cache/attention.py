@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 ATTENTION = "isophase_cache"
 SUPPORTED = ("sdpa", "eager")
+_CHOSEN = "_attn_implementation_internal"
 
 
 class AttentionPart(Protocol):
@@ -66,16 +67,17 @@ def arm(config: Any, layer: AttentionUser) -> None:
         raise RuntimeError(
             "an attention layer did not call transformers' attention interface; this model's cache cannot be compressed"
         )
-    _waiting.layer, _waiting.config, _waiting.name = layer, config, config._attn_implementation
-    # Not through the setter, which would change the configurations of other parts of the model as well.
-    config._attn_implementation_internal = ATTENTION
+    # Not through the setter, which would change the configurations of other parts of the model as well; and not through
+    # the attribute, whose lookups by other names take a fiftieth of the time of a token in a small model.
+    _waiting.layer, _waiting.config, _waiting.name = layer, config, vars(config)[_CHOSEN]
+    vars(config)[_CHOSEN] = ATTENTION
 
 
 def disarm() -> bool:
     """Set the attention function back; returns whether a call was being waited for."""
     if _waiting.layer is None:
         return False
-    _waiting.config._attn_implementation_internal = _waiting.name
+    vars(_waiting.config)[_CHOSEN] = _waiting.name
     _waiting.layer = _waiting.config = None
     return True
 

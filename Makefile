@@ -46,7 +46,7 @@ kvpress: $(KVPRESS)/.ready
 
 test-slow: setup $(OLDEST)/.ready $(KVPRESS)/.ready
 	$(BIN)/python -m pytest -m slow
-	$(OLDEST)/bin/python -m pytest tests/models tests/targets tests/lab tests/test_bundled.py
+	$(OLDEST)/bin/python -m pytest tests/models tests/targets tests/lab tests/cache tests/needle tests/test_bundled.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -123,7 +123,9 @@ def speed(
     out = []
     for length in lengths:
         ids = text_ids(target.path, length)
-        one_round(target, methods, peer, ids[:, :256], 1, now)  # warm-up
+        once(target.model, ids[:, :256], DynamicCache(config=config), 1, now)  # warm-up
+        if peer is not None:
+            peer.time(ids[0, :256].tolist(), None, 1)
         seen = []
         for _ in range(rounds):
             seen.append(one_round(target, methods, peer, ids, decoded, now))

@@ -11,6 +11,7 @@ from transformers import (
     BloomForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    StaticCache,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -127,10 +128,29 @@ def test_number_of_budgets(make_model) -> None:
         compress(make_model("gemma3"), SnapKV(budget=((64,),)))
 
 
-def test_bytes_below_one_entry(make_model, random_ids) -> None:
-    cache = compress(make_model("llama"), ChunkKV(budget_bytes=100))
-    with pytest.raises(ValueError, match="less than one entry in all layers and heads, 256 bytes"), torch.no_grad():
-        make_model("llama")(random_ids(30), **cache_argument(cache))
+@pytest.mark.parametrize(("family", "least"), [("llama", 256), ("gpt_neox", 512), ("gemma3", 192)])
+def test_bytes_below_one_entry(family, least, make_model, random_ids) -> None:
+    model = make_model(family)
+    with pytest.raises(ValueError, match=f"less than one entry in all layers and heads, {least} bytes"):
+        compress(model, ChunkKV(budget_bytes=least - 1))
+    cache = compress(model, ChunkKV(budget_bytes=least))
+    with torch.no_grad():
+        model(random_ids(30), **cache_argument(cache))
+    assert cache.stored_bytes() == least
+
+
+def test_a_cache_is_no_method(make_model) -> None:
+    model = make_model("llama")
+    with pytest.raises(TypeError, match=r"StaticCache is no method; give one such as ChunkKV\(budget=128\)"):
+        compress(model, StaticCache(config=model.config, max_cache_len=40))
+
+
+def test_attention_changed_since(make_model, random_ids) -> None:
+    model = copy.deepcopy(make_model("llama"))
+    cache = compress(model, METHOD)
+    model.config._attn_implementation_internal = "flex_attention"
+    with pytest.raises(ValueError, match="'flex_attention' cannot be compressed; set the model to 'sdpa' or 'eager'"):
+        model(random_ids(30), **cache_argument(cache))
 
 
 def test_merging_where_layers_turn_differently(make_model) -> None:

@@ -82,7 +82,13 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
     Raises:
         ValueError: for a model, attention or configuration that cannot be compressed, or budgets that do not
             match its layers.
+        TypeError: if `method` is not one, but a cache for example.
     """
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"{type(method).__name__} is no method; give one such as ChunkKV(budget=128). Static and quantised caches "
+            "cannot be compressed: pass the cache that compress returns instead of them"
+        )
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
@@ -128,7 +134,7 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
 
     for ordinal, n in enumerate(full):
         heads = method.head_budgets(ordinal)
-        there = modules[n].config.num_attention_heads // getattr(modules[n], "num_key_value_groups", 1)
+        there = _kv_heads(modules[n])
         if heads is not None and len(heads) != there:
             raise ValueError(f"{len(heads)} budgets for {there} KV heads in layer {n}; give {there}, or one number")
         if heads is not None and hasattr(modules[n], "sinks"):
@@ -136,6 +142,9 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
                 f"{name} has attention sinks for all heads together, which cannot be computed head by head; "
                 "give one budget for all heads of a layer"
             )
+
+    if method.budget_bytes is not None:
+        method.entries(1, 0, sum(_entry_bytes(modules[n], model.dtype) for n in full))
 
     rotate = rotation_of(model, modules[full[0]]) if method.needs_rotation else None
     tokens = Tokens(rule=method.chunk_rule, rotate=rotate)
@@ -152,3 +161,14 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
     if method.chunk_rule is not None:
         cache.listen(model.get_input_embeddings())
     return cache
+
+
+def _kv_heads(attention: Any) -> int:
+    """KV heads of an attention module."""
+    return int(attention.config.num_attention_heads // getattr(attention, "num_key_value_groups", 1))
+
+
+def _entry_bytes(attention: Any, dtype: torch.dtype) -> int:
+    """Bytes of one entry in every KV head of a layer, as its module says; the cache checks again with real keys."""
+    width = getattr(attention, "head_dim", None) or getattr(attention, "head_size", 0)
+    return int(2 * width * dtype.itemsize * _kv_heads(attention))

@@ -61,11 +61,16 @@ def arm(config: Any, layer: AttentionUser) -> None:
         layer: the layer that has just taken new keys.
 
     Raises:
+        ValueError: if the model was set to another attention since its cache was made.
         RuntimeError: if the call of the layer before never came: the model does not use the attention interface.
     """
     if disarm():
         raise RuntimeError(
             "an attention layer did not call transformers' attention interface; this model's cache cannot be compressed"
+        )
+    if vars(config)[_CHOSEN] not in SUPPORTED:
+        raise ValueError(
+            f"attention {vars(config)[_CHOSEN]!r} cannot be compressed; set the model to 'sdpa' or 'eager'"
         )
     # Not through the setter, which would change the configurations of other parts of the model as well; and not through
     # the attribute, whose lookups by other names take a fiftieth of the time of a token in a small model.

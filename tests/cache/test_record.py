@@ -24,6 +24,7 @@ METHODS = [
     ChunkKV(budget=20, window_tokens=6, reuse_layers=2), VotedChunkKV(budget=20, window_tokens=6),
     DynamicChunkKV(budget=20, window_tokens=6), MergedChunks(budget=20, window_tokens=6),
     SnapKV(budget=20, window_tokens=6, every_tokens=2), SnapKV(budget=200),
+    ChunkKV(budget=((20, 11),), window_tokens=6), DynamicChunkKV(budget=((9, 20),), window_tokens=6, every_tokens=2),
 ]  # fmt: skip
 
 

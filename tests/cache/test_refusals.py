@@ -11,6 +11,7 @@ from transformers import (
     BloomForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    StaticCache,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -44,6 +45,11 @@ from isophase.models.compat import cache_argument
         (ChunkKV, {"budget": 64, "shift_tokens": 10}, "shift_tokens 10 must lie in 0..9"),
         (ChunkKV, {"budget": 64, "reuse_layers": 0}, "reuse_layers 0"),
         (ChunkKV, {"budget": (64, 32), "reuse_layers": 2}, "need one budget"),
+        (ChunkKV, {"budget": ((64, 8),)}, "budget 8 is below the window of 16 tokens"),
+        (ChunkKV, {"budget": (64, (64, 32))}, "mixes numbers and heads"),
+        (ChunkKV, {"budget": ((64, 32), (32, 64)), "reuse_layers": 2}, "need one budget"),
+        (ChunkKV, {"budget": ((64, 32),), "share_heads": True}, "heads that share a choice need one budget"),
+        (StreamingLLM, {"budget": ((64, 4),)}, "below 4 sink tokens"),
         (SnapKV, {"budget": 64, "kernel_tokens": 4}, "kernel_tokens 4 must be odd"),
         (SnapKV, {"budget": 64, "pooling": "min"}, "pooling 'min'"),
         (StreamingLLM, {"budget": 4}, "below 4 sink tokens"),
@@ -116,12 +122,35 @@ def test_other_caches(name, make_model) -> None:
 def test_number_of_budgets(make_model) -> None:
     with pytest.raises(ValueError, match="3 budgets for 2 full-attention layers"):
         compress(make_model("llama"), SnapKV(budget=(64, 64, 64)))
+    with pytest.raises(ValueError, match="3 budgets for 2 KV heads in layer 0; give 2, or one number"):
+        compress(make_model("llama"), SnapKV(budget=((64, 64, 32),)))
+    with pytest.raises(ValueError, match="1 budgets for 2 KV heads in layer 1"):
+        compress(make_model("gemma3"), SnapKV(budget=((64,),)))
 
 
-def test_bytes_below_one_entry(make_model, random_ids) -> None:
-    cache = compress(make_model("llama"), ChunkKV(budget_bytes=100))
-    with pytest.raises(ValueError, match="less than one entry in all layers and heads, 256 bytes"), torch.no_grad():
-        make_model("llama")(random_ids(30), **cache_argument(cache))
+@pytest.mark.parametrize(("family", "least"), [("llama", 256), ("gpt_neox", 512), ("gemma3", 192)])
+def test_bytes_below_one_entry(family, least, make_model, random_ids) -> None:
+    model = make_model(family)
+    with pytest.raises(ValueError, match=f"less than one entry in all layers and heads, {least} bytes"):
+        compress(model, ChunkKV(budget_bytes=least - 1))
+    cache = compress(model, ChunkKV(budget_bytes=least))
+    with torch.no_grad():
+        model(random_ids(30), **cache_argument(cache))
+    assert cache.stored_bytes() == least
+
+
+def test_a_cache_is_no_method(make_model) -> None:
+    model = make_model("llama")
+    with pytest.raises(TypeError, match=r"StaticCache is no method; give one such as ChunkKV\(budget=128\)"):
+        compress(model, StaticCache(config=model.config, max_cache_len=40))
+
+
+def test_attention_changed_since(make_model, random_ids) -> None:
+    model = copy.deepcopy(make_model("llama"))
+    cache = compress(model, METHOD)
+    model.config._attn_implementation_internal = "flex_attention"
+    with pytest.raises(ValueError, match="'flex_attention' cannot be compressed; set the model to 'sdpa' or 'eager'"):
+        model(random_ids(30), **cache_argument(cache))
 
 
 def test_merging_where_layers_turn_differently(make_model) -> None:

@@ -51,7 +51,7 @@ def test_only_the_phase_moves(target, settings) -> None:
             needle = p.ids[p.position_tokens : p.position_tokens + task.span_tokens]
             code = target.tokenizer.decode(list(p.answer_ids)).strip()
             assert re.fullmatch(r"\d{5}", code)
-            assert target.tokenizer.decode(needle.tolist()) == f" The secret code is {code}."
+            assert target.tokenizer.decode(needle.tolist()) == f" The secret number of London is {code}."
             rests.append(np.delete(p.ids, slice(p.position_tokens, p.position_tokens + task.span_tokens)).tolist())
         assert all(rest == rests[0] for rest in rests)
     assert len(text) > 200
@@ -183,6 +183,8 @@ def test_the_command(arguments, monkeypatch, capsys, tmp_path) -> None:
     [
         (["--cache", "h2o(budget=9)"], "cache method 'h2o' is unknown"),
         (["--cache", "chunkkv(budget=9)"], "budget 9 is below the window"),
+        (["--cache", "chunkkv(budget_bytes=9)"], "less than one entry in all layers and heads"),
+        (["--cache", "chunkkv(budget=((40, 20, 20),))"], "3 budgets for 2 KV heads in layer 0"),
         (["--cache", "full"], "the same cache method is named twice"),
         (["--lengths", "20"], "has no room for needle, question and 4 phases"),
         (["--lengths", "900"], "longer than the 512 that"),

@@ -14,10 +14,12 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from isophase.cache.attention import SUPPORTED
-from isophase.cache.layers import CompressedCache, CompressedLayer
+from isophase.cache.heads import HeadGroups
+from isophase.cache.layers import CompressedLayer
 from isophase.cache.method import Method
 from isophase.cache.rotation import rotation_of
 from isophase.cache.tokens import Tokens
+from isophase.cache.whole import CompressedCache
 
 __all__ = ["OpenCache", "compress"]
 
@@ -80,7 +82,13 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
     Raises:
         ValueError: for a model, attention or configuration that cannot be compressed, or budgets that do not
             match its layers.
+        TypeError: if `method` is not one, but a cache for example.
     """
+    if not isinstance(method, Method):
+        raise TypeError(
+            f"{type(method).__name__} is no method; give one such as ChunkKV(budget=128). Static and quantised caches "
+            "cannot be compressed: pass the cache that compress returns instead of them"
+        )
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
@@ -124,13 +132,43 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
             f"{len(method.budgets)} budgets for {len(full)} full-attention layers; give one, or {len(full)}"
         )
 
+    for ordinal, n in enumerate(full):
+        heads = method.head_budgets(ordinal)
+        there = _kv_heads(modules[n])
+        if heads is not None and len(heads) != there:
+            raise ValueError(f"{len(heads)} budgets for {there} KV heads in layer {n}; give {there}, or one number")
+        if heads is not None and hasattr(modules[n], "sinks"):
+            raise ValueError(
+                f"{name} has attention sinks for all heads together, which cannot be computed head by head; "
+                "give one budget for all heads of a layer"
+            )
+
+    if method.budget_bytes is not None:
+        method.entries(1, 0, sum(_entry_bytes(modules[n], model.dtype) for n in full))
+
     rotate = rotation_of(model, modules[full[0]]) if method.needs_rotation else None
     tokens = Tokens(rule=method.chunk_rule, rotate=rotate)
     layers: list[Any] = list(own)
     for ordinal, n in enumerate(full):
-        layers[n] = CompressedLayer(method, tokens, ordinal, len(full))
+        heads = method.head_budgets(ordinal)
+        layers[n] = (
+            CompressedLayer(method, tokens, ordinal, len(full))
+            if heads is None
+            else HeadGroups(method, heads, tokens, ordinal, len(full))
+        )
     configs = [modules[n].config for n in range(len(own))]
     cache = OpenCache(layers, configs, method, tokens)
     if method.chunk_rule is not None:
         cache.listen(model.get_input_embeddings())
     return cache
+
+
+def _kv_heads(attention: Any) -> int:
+    """KV heads of an attention module."""
+    return int(attention.config.num_attention_heads // getattr(attention, "num_key_value_groups", 1))
+
+
+def _entry_bytes(attention: Any, dtype: torch.dtype) -> int:
+    """Bytes of one entry in every KV head of a layer, as its module says; the cache checks again with real keys."""
+    width: int = getattr(attention, "head_dim", 0) or getattr(attention, "head_size", 0)
+    return int(2 * width * dtype.itemsize * _kv_heads(attention))

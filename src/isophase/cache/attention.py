@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,16 +19,27 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 ATTENTION = "isophase_cache"
 SUPPORTED = ("sdpa", "eager")
+_CHOSEN = "_attn_implementation_internal"
 
 
-class AttentionUser(Protocol):
-    """A layer that takes part in an attention call."""
+class AttentionPart(Protocol):
+    """KV heads of a layer that hold the same number of entries."""
+
+    keys: Any  # [B, K, E, D]
+    values: Any
 
     def mask(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor | None:
         """The mask over the layer's entries, from the model's mask over all inputs."""
 
     def attended(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, extra: dict[str, Any]) -> None:
         """The call is over: time to compress."""
+
+
+class AttentionUser(Protocol):
+    """A layer that takes part in an attention call."""
+
+    def parts(self) -> Sequence[tuple[torch.Tensor | None, AttentionPart]]:
+        """The layer's parts with their KV heads, long [heads]; one part with None where it has all heads."""
 
 
 class _Waiting(threading.local):
@@ -49,22 +61,27 @@ def arm(config: Any, layer: AttentionUser) -> None:
         layer: the layer that has just taken new keys.
 
     Raises:
+        ValueError: if the model was set to another attention since its cache was made.
         RuntimeError: if the call of the layer before never came: the model does not use the attention interface.
     """
     if disarm():
         raise RuntimeError(
             "an attention layer did not call transformers' attention interface; this model's cache cannot be compressed"
         )
-    _waiting.layer, _waiting.config, _waiting.name = layer, config, config._attn_implementation
-    # Not through the setter, which would change the configurations of other parts of the model as well.
-    config._attn_implementation_internal = ATTENTION
+    chosen = vars(config)[_CHOSEN]
+    if chosen not in SUPPORTED:
+        raise ValueError(f"attention {chosen!r} cannot be compressed; set the model to 'sdpa' or 'eager'")
+    # Not through the setter, which would change the configurations of other parts of the model as well; and not through
+    # the attribute, whose lookups by other names take a fiftieth of the time of a token in a small model.
+    _waiting.layer, _waiting.config, _waiting.name = layer, config, chosen
+    vars(config)[_CHOSEN] = ATTENTION
 
 
 def disarm() -> bool:
     """Set the attention function back; returns whether a call was being waited for."""
     if _waiting.layer is None:
         return False
-    _waiting.config._attn_implementation_internal = _waiting.name
+    vars(_waiting.config)[_CHOSEN] = _waiting.name
     _waiting.layer = _waiting.config = None
     return True
 
@@ -82,7 +99,7 @@ def attend(
     Args:
         module: the attention module.
         query: [B, H, T, D], rotary applied.
-        key: what the layer holds, [B, K, E, D].
+        key: what the layer holds, [B, K, E, D]; of a layer with several parts only what it was just given.
         value: the same.
         attention_mask: the model's mask over all L inputs, or None.
         **kwargs: what the model passes on.
@@ -101,14 +118,40 @@ def attend(
             f"{type(module).__name__} adds a bias by position, which does not follow kept tokens; "
             "compression works for models with rotary embeddings"
         )
-    mask = layer.mask(query, attention_mask, name)
     if name == "eager":
         function = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
     else:
         function = ALL_ATTENTION_FUNCTIONS[name]
-    result: tuple[torch.Tensor, torch.Tensor | None] = function(module, query, key, value, mask, **kwargs)
-    layer.attended(query, attention_mask, kwargs)
+    parts = layer.parts()
+    if len(parts) == 1:
+        return _attend(function, module, parts[0][1], query, attention_mask, name, kwargs)
+    output_BTHD = query.new_empty(query.shape[0], query.shape[2], query.shape[1], value.shape[3])
+    for heads, part in parts:
+        assert heads is not None, "a part of several has heads of its own"
+        mine = query_heads(heads, query.shape[1] // key.shape[1])
+        own, _ = _attend(function, module, part, query[:, mine], attention_mask, name, kwargs)
+        output_BTHD[:, :, mine] = own
+    return output_BTHD, None
+
+
+def _attend(
+    function: Any,
+    module: Any,
+    part: AttentionPart,
+    query: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    name: str,
+    kwargs: dict[str, Any],
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    mask = part.mask(query, attention_mask, name)
+    result: tuple[torch.Tensor, torch.Tensor | None] = function(module, query, part.keys, part.values, mask, **kwargs)
+    part.attended(query, attention_mask, kwargs)
     return result
+
+
+def query_heads(heads: torch.Tensor, group: int) -> torch.Tensor:
+    """Query heads of some KV heads, of which each has `group`."""
+    return (heads[:, None] * group + torch.arange(group, device=heads.device)).flatten()
 
 
 # An entry under a name of ours; no existing function is replaced.

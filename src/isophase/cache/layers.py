@@ -1,23 +1,22 @@
-"""A cache layer that evicts, and the cache made of such layers.
+"""A cache layer that evicts.
 
 Legend: B rows, H query heads, K KV heads, E entries, T new tokens, L logical length, W voting queries, D head width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import DynamicLayer
 
-from isophase.cache.attention import arm, disarm
+from isophase.cache.attention import query_heads
 from isophase.cache.method import Method
 from isophase.cache.scene import Entries, Scene
 from isophase.cache.tokens import Tokens
 
-_ROW_STATES = ("keys", "values", "positions_BKP", "counts_BKP", "recent_BHWD", "recent_positions_BW")
+ROW_STATES = ("keys", "values", "positions_BKP", "counts_BKP", "recent_BHWD", "recent_positions_BW")
 
 
 class CompressedLayer(DynamicLayer):  # type: ignore[misc]
@@ -32,12 +31,16 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
     values: Any
     device: Any
 
-    def __init__(self, method: Method, tokens: Tokens, ordinal: int, compressed_layers: int) -> None:
+    def __init__(
+        self, method: Method, tokens: Tokens, ordinal: int, compressed_layers: int, first_head: int = 0
+    ) -> None:
         super().__init__()
         self.method = method
         self.tokens = tokens
         self.ordinal = ordinal
         self.compressed_layers = compressed_layers
+        self.first_head = first_head
+        self.leads = ordinal == 0 and first_head == 0  # the first to read a token tells the others
         self._forget()
 
     def _forget(self) -> None:
@@ -55,7 +58,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: object, **kwargs: object
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Append new keys and values; all that the layer holds is returned."""
-        if self.ordinal == 0:
+        if self.leads:
             self.tokens.begin(key_states.shape[0], key_states.shape[2])
         self.cumulative_length += key_states.shape[2]
         held: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states)
@@ -89,7 +92,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
 
     def change_rows(self, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of rows to every state."""
-        for name in _ROW_STATES:
+        for name in ROW_STATES:
             tensor = getattr(self, name)
             if tensor is not None:
                 setattr(self, name, change(tensor))
@@ -104,6 +107,10 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
 
     # What `isophase.cache.attention` calls.
 
+    def parts(self) -> list[tuple[torch.Tensor | None, CompressedLayer]]:
+        """As `AttentionUser.parts`: one, of all heads."""
+        return [(None, self)]
+
     def positions(self) -> torch.Tensor:
         """Place in the input of every entry, long [B, K, E]; -1 for an empty place."""
         rows, heads, held, _ = self.keys.shape
@@ -111,6 +118,13 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         tail = torch.arange(self.cumulative_length - (held - first), self.cumulative_length, device=self.keys.device)
         tail_BKT = tail.expand(rows, heads, -1)
         return tail_BKT if self.positions_BKP is None else torch.cat([self.positions_BKP.long(), tail_BKT], dim=2)
+
+    def counts(self) -> torch.Tensor | None:
+        """Tokens merged into every entry, float32 [B, K, E]; None where every entry is one token."""
+        if self.counts_BKP is None:
+            return None
+        missing = self.keys.shape[2] - self.counts_BKP.shape[2]
+        return torch.nn.functional.pad(self.counts_BKP, (0, missing), value=1.0)
 
     def mask(self, query_BHTD: torch.Tensor, mask: torch.Tensor | None, name: str) -> torch.Tensor | None:
         """As `AttentionUser.mask`: columns of the entries, and the log-counts of merged ones.
@@ -159,7 +173,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         if not due and not keeps_queries:
             return
         rows, logical = query_BHTD.shape[0], self.cumulative_length
-        if self.ordinal == 0 and (due or mask is not None):
+        if self.leads and (due or mask is not None):
             self.tokens.observe(mask, rows, logical)
         queries, positions = self._voters(query_BHTD)
         if keeps_queries:
@@ -167,14 +181,17 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         if due and self.method.compresses:
             self._compress(queries, positions)
 
-    def adopt(self, other: CompressedLayer) -> None:
-        """Take over what a recording layer has read, and compress it."""
+    def adopt(self, other: CompressedLayer, heads: torch.Tensor | None = None) -> None:
+        """Take over what a recording layer has read, in some KV heads or all, and compress it."""
         self.keys, self.values = other.keys, other.values
         self.device, self.dtype, self.is_initialized = other.device, other.keys.dtype, other.is_initialized
         self.cumulative_length, self.extra = other.cumulative_length, other.extra
         queries, positions = other.recent_BHWD, other.recent_positions_BW
         assert queries is not None, "nothing was recorded"
         assert positions is not None
+        if heads is not None:
+            voters = query_heads(heads, queries.shape[1] // self.keys.shape[1])
+            self.keys, self.values, queries = self.keys[:, heads], self.values[:, heads], queries[:, voters]
         window = self.method.window_tokens
         queries, positions = queries[:, :, -window:], positions[:, -window:]
         if self.method.every_tokens is not None:
@@ -213,6 +230,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
 
     def _compress(self, queries: torch.Tensor, query_positions: torch.Tensor) -> None:
         method, rows, logical = self.method, self.keys.shape[0], self.cumulative_length
+        self.compressed_at = logical  # also where nothing is dropped: the interval must not depend on batch-mates
         real = self._real()
         tokens_B = [logical] * rows if real is None else real.sum(1).tolist()
         budgets = [method.entries(int(n), self.ordinal, self._entry_bytes()) for n in tokens_B]
@@ -221,7 +239,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         if held <= min(budgets):
             return
         device = self.keys.device
-        group = self.ordinal // method.reuse_layers
+        group = self.ordinal // method.reuse_layers, self.first_head
         if group in self.tokens.reused:
             kept: Entries = entries.take(self.tokens.reused[group])
         else:
@@ -245,17 +263,12 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         self.positions_BKP = kept.positions_BKE.to(torch.int32)
         self.counts_BKP = kept.counts_BKE
         self._has_empty = real is not None and bool((kept.positions_BKE < 0).any())
-        self.compressed_at = logical
 
     def _aligned(self, real: torch.Tensor | None) -> Entries:
         """Everything held, without padding, right-aligned."""
         positions = self.positions()
-        counts = self.counts_BKP
-        if counts is not None:
-            missing = positions.shape[2] - counts.shape[2]
-            counts = torch.nn.functional.pad(counts, (0, missing), value=1.0)
         entries = Entries(
-            keys_BKED=self.keys, values_BKED=self.values, positions_BKE=positions, counts_BKE=counts
+            keys_BKED=self.keys, values_BKED=self.values, positions_BKE=positions, counts_BKE=self.counts()
         )  # fmt: skip
         if real is None:
             return entries
@@ -270,83 +283,3 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         return int(self.keys.shape[1] * width * self.keys.element_size() * self.compressed_layers)
 
     _has_empty = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class Kept:
-    """What one layer keeps.
-
-    Attributes:
-        layer: number of the model's layer.
-        positions_BKE: place of each entry in the padded input, long; -1 for a place that a shorter row leaves empty.
-        counts_BKE: tokens merged into each entry, or None where every entry is one token.
-    """
-
-    layer: int
-    positions_BKE: torch.Tensor
-    counts_BKE: torch.Tensor | None
-
-
-class CompressedCache(Cache):  # type: ignore[misc]
-    """A transformers cache whose full-attention layers are compressed. Made by `isophase.cache.compress`."""
-
-    def __init__(self, layers: list[Any], configs: Sequence[Any], method: Method, tokens: Tokens) -> None:
-        super().__init__(layers=layers)
-        self.method = method
-        self._configs = list(configs)
-        self.tokens = tokens
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As `Cache.update`; the attention call that follows is the compressed layer's."""
-        held: tuple[torch.Tensor, torch.Tensor] = super().update(key_states, value_states, layer_idx, *args, **kwargs)
-        layer = self.layers[layer_idx]
-        if isinstance(layer, CompressedLayer) and (self.method.compresses or self.method.records):
-            arm(self._configs[layer_idx], layer)
-        return held
-
-    def reset(self) -> None:
-        """Forget everything: the next text is read as by a new cache."""
-        disarm()
-        super().reset()
-        self.tokens.reset()
-
-    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
-        """Reorder rows for beam search."""
-        super().reorder_cache(beam_idx)
-        self.tokens.select(lambda tensor: tensor.index_select(0, beam_idx.to(tensor.device)))
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        """Keep only the rows `indices`."""
-        super().batch_select_indices(indices)
-        self.tokens.select(lambda tensor: tensor[indices])
-
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        """Repeat every row `repeats` times."""
-        super().batch_repeat_interleave(repeats)
-        self.tokens.select(lambda tensor: tensor.repeat_interleave(repeats, dim=0))
-
-    def compressed_layers(self) -> list[tuple[int, CompressedLayer]]:
-        """The compressed layers that have read something, with their numbers in the model."""
-        return [
-            (n, layer) for n, layer in enumerate(self.layers) if isinstance(layer, CompressedLayer) and
-            layer.is_initialized
-        ]  # fmt: skip
-
-    def stored_bytes(self) -> int:
-        """Bytes of keys and values in the compressed layers."""
-        return sum(t.numel() * t.element_size() for _, la in self.compressed_layers() for t in (la.keys, la.values))
-
-    def index_bytes(self) -> int:
-        """Bytes of everything else that compressed layers hold: positions, counts, queries kept for later votes."""
-        names = _ROW_STATES[2:]
-        states = [getattr(layer, name) for _, layer in self.compressed_layers() for name in names]
-        return sum(t.numel() * t.element_size() for t in states if t is not None)
-
-    def what_was_kept(self) -> list[Kept]:
-        """Places in the input that each compressed layer keeps, by row and KV head."""
-        return [
-            Kept(layer=n, positions_BKE=layer.positions(), counts_BKE=layer.counts_BKP)
-            for n, layer in self.compressed_layers()
-        ]

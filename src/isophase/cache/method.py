@@ -25,7 +25,8 @@ class Method:
     handled for it. Exactly one of `budget`, `ratio` and `budget_bytes` is given.
 
     Attributes:
-        budget: entries kept in each KV head: one number, or one for each compressed layer.
+        budget: entries kept in each KV head: one number; one for each compressed layer; or, for each compressed
+            layer, one for each of its KV heads, `((96, 32), (64, 64))`. A single inner tuple holds for all layers.
         ratio: share of a row's tokens that is kept, above 0 and at most 1; rounded down, at least one.
         budget_bytes: bytes of keys and values of one row over all compressed layers; rounded down to whole entries.
         window_tokens: newest tokens, which vote and are never dropped. Where a ratio or a number of bytes leaves
@@ -38,7 +39,7 @@ class Method:
         ValueError: for a budget below the window, or a value out of range.
     """
 
-    budget: int | Sequence[int] | None = None
+    budget: int | Sequence[int] | Sequence[Sequence[int]] | None = None
     ratio: float | None = None
     budget_bytes: int | None = None
     window_tokens: int = 16
@@ -51,7 +52,7 @@ class Method:
             raise ValueError(f"{len(given)} of budget, ratio and budget_bytes are given; give exactly one")
         if self.window_tokens < 1:
             raise ValueError(f"window_tokens {self.window_tokens} must be at least 1: its queries choose what is kept")
-        for entries in self.budgets or ():
+        for entries in self.every_budget:
             if entries < self.window_tokens:
                 raise ValueError(
                     f"budget {entries} is below the window of {self.window_tokens} tokens, which is always kept; "
@@ -65,8 +66,14 @@ class Method:
             raise ValueError(f"every_tokens {self.every_tokens} must be at least 1")
         if self.reuse_layers < 1:
             raise ValueError(f"reuse_layers {self.reuse_layers} must be at least 1")
+        if len({isinstance(entries, int) for entries in self.budgets or ()}) > 1:
+            raise ValueError(f"budget {self.budget} mixes numbers and heads; give for every layer one, or one per head")
         if self.reuse_layers > 1 and len(set(self.budgets or ())) > 1:
             raise ValueError("layers that share a choice need one budget; leave reuse_layers at 1, or give one budget")
+        if self.by_head and getattr(self, "share_heads", False):
+            raise ValueError(
+                "heads that share a choice need one budget; leave share_heads at False, or give one budget"
+            )
 
     @property
     def compresses(self) -> bool:
@@ -94,14 +101,36 @@ class Method:
         return None
 
     @property
-    def budgets(self) -> tuple[int, ...] | None:
-        """Entries by layer, or the one number for all; None for ratios and bytes."""
+    def budgets(self) -> tuple[int | tuple[int, ...], ...] | None:
+        """Entries by layer (and head), or the one value for all layers; None for ratios and bytes."""
         if self.budget is None:
             return None
-        return (self.budget,) if isinstance(self.budget, int) else tuple(self.budget)
+        if isinstance(self.budget, int):
+            return (self.budget,)
+        return tuple(entries if isinstance(entries, int) else tuple(entries) for entries in self.budget)
+
+    @property
+    def by_head(self) -> bool:
+        """Whether KV heads have budgets of their own."""
+        return any(isinstance(entries, tuple) for entries in self.budgets or ())
+
+    @property
+    def every_budget(self) -> tuple[int, ...]:
+        """All numbers in `budget`."""
+        nested = [(entries,) if isinstance(entries, int) else entries for entries in self.budgets or ()]
+        return tuple(entries for layer in nested for entries in layer)
+
+    def head_budgets(self, ordinal: int) -> tuple[int, ...] | None:
+        """Entries of each KV head of a layer; None where all heads have one budget."""
+        if not self.by_head:
+            return None
+        assert self.budgets is not None
+        heads = self.budgets[ordinal if len(self.budgets) > 1 else 0]
+        assert isinstance(heads, tuple)
+        return heads
 
     def entries(self, tokens: int, ordinal: int, entry_bytes: int) -> int:
-        """Entries that a row may keep in each KV head of a layer.
+        """Entries that a row may keep in each KV head of a layer whose heads have one budget.
 
         Args:
             tokens: tokens of the row so far, pads not counted.
@@ -112,7 +141,9 @@ class Method:
             ValueError: if the bytes do not hold one entry.
         """
         if self.budgets is not None:
-            return self.budgets[ordinal if len(self.budgets) > 1 else 0]
+            entries = self.budgets[ordinal if len(self.budgets) > 1 else 0]
+            assert isinstance(entries, int), "heads with budgets of their own have methods of their own"
+            return entries
         if self.ratio is not None:
             # By decimal digits: 50 * 0.1 is 5 here, where 50 * (1 - 0.9) in binary rounds down to 4.
             return max(1, int(Fraction(repr(self.ratio)) * tokens))

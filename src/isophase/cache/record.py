@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from isophase.cache.attach import OpenCache, compress
 from isophase.cache.dynamic import hash_rule
 from isophase.cache.full import Full
+from isophase.cache.heads import HeadGroups
 from isophase.cache.layers import CompressedLayer
 from isophase.cache.method import Method
 from isophase.chunking.rules import ChunkRule
@@ -65,7 +66,7 @@ def compressed(model: PreTrainedModel, recorded: OpenCache, method: Method) -> O
     for n, layer in enumerate(recorded.layers):
         if isinstance(layer, CompressedLayer):
             own = cache.layers[n]
-            assert isinstance(own, CompressedLayer)
+            assert isinstance(own, CompressedLayer | HeadGroups)
             own.adopt(layer)
         else:
             # Its tensors are replaced, never written to, so a shallow copy is one of its own.

@@ -97,14 +97,22 @@ def _read(spec: str) -> tuple[str, dict[str, Any]]:
     return node.func.id, settings
 
 
+def _whole(value: Any) -> bool:
+    """Whether a value is a tuple of whole numbers."""
+    return isinstance(value, tuple) and len(value) > 0 and all(type(v) is int for v in value)
+
+
 def _fits(value: Any, field: Any) -> bool:
     """Whether a value has the type that a field's default or annotation shows."""
     kind = str(field.type)
     if field.name == "rule":
         return True
     if field.name == "budget":
-        whole = isinstance(value, tuple) and all(type(v) is int for v in value) and len(value) > 0
-        return type(value) is int or whole
+        return (
+            type(value) is int
+            or _whole(value)
+            or (isinstance(value, tuple) and bool(value) and all(map(_whole, value)))
+        )
     if "float" in kind:
         return type(value) in (int, float)
     if "bool" in kind:

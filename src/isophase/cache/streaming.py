@@ -33,7 +33,7 @@ class StreamingLLM(Method):
         super().__post_init__()
         if self.sink_tokens < 0:
             raise ValueError(f"sink_tokens {self.sink_tokens} must not be negative")
-        for entries in self.budgets or ():
+        for entries in self.every_budget:
             if entries < self.sink_tokens + self.window_tokens:
                 raise ValueError(
                     f"budget {entries} is below {self.sink_tokens} sink tokens and a window of {self.window_tokens}"

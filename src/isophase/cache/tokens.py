@@ -23,7 +23,7 @@ class Tokens:
         real_BL: which inputs are tokens and not padding; None where all are.
         ids_BL: ids of all inputs, int32; None without a rule.
         pending_BT: ids that the model has begun to read.
-        reused: choices [B, K, N] of this call by number of the group of layers.
+        reused: choices [B, K, N] of this call by number of the group of layers and first KV head.
         chunks_BL: chunk of each input, kept for the layers of one call.
     """
 
@@ -32,7 +32,7 @@ class Tokens:
     real_BL: torch.Tensor | None = None
     ids_BL: torch.Tensor | None = None
     pending_BT: torch.Tensor | None = None
-    reused: dict[int, torch.Tensor] = field(default_factory=dict)
+    reused: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     chunks_BL: torch.Tensor | None = None
 
     def reset(self) -> None:

@@ -11,8 +11,8 @@ from isophase.needle.settings import NeedleSettings
 from isophase.probes.prompt import Tokenizer
 from isophase.probes.vocabulary import Ids, has_closed_vocabulary, piece_ids
 
-NEEDLE = " The secret code is"
-QUESTION = "\nQuestion: What is the secret code?\nAnswer: The secret code is"
+NEEDLE = " The secret number of London is"
+QUESTION = "\nQuestion: What is the secret number of London?\nAnswer: The secret number of London is"
 _STREAM = 7
 """Keeps these draws apart from others that are made with the same seed."""
 

@@ -16,7 +16,7 @@ from isophase.cache import Method, Record, compress, compressed
 from isophase.cache.spec import parse_method
 from isophase.errors import IsophaseError
 from isophase.models.compat import cache_argument
-from isophase.needle.prompts import NeedlePrompt, NeedleTask
+from isophase.needle.prompts import NEEDLE, QUESTION, NeedlePrompt, NeedleTask
 from isophase.needle.settings import NeedleSettings
 from isophase.needle.store import NeedleAnswer, NeedleFolder
 from isophase.targets.huggingface import HuggingFaceTarget
@@ -53,6 +53,7 @@ def settings_for(
         phases=phases,
         seed=seed,
         haystack=haystack_digest,
+        wording=NEEDLE + QUESTION,
         gguf_file=target.gguf_file,
         isophase=__version__,
     )
@@ -112,7 +113,7 @@ def ask(
         target.model(ids[:, :-1], logits_to_keep=1, use_cache=True, **cache_argument(read))
         for method in methods:
             with compressed(target.model, read, method) as cache:
-                entries.append(int((cache.what_was_kept()[0].positions_BKE[0, 0] >= 0).sum()))
+                entries.append(int((cache.what_was_kept()[0].positions_BKE[0] >= 0).sum(-1).max()))
                 stored.append(cache.stored_bytes())
                 logits_AV = target.model(last, use_cache=True, **cache_argument(cache)).logits[0].float()
             correct.append(bool((logits_AV.argmax(-1) == answer[0]).all()))

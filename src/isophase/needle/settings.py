@@ -23,6 +23,7 @@ class NeedleSettings(BaseModel):
         phases: neighbouring positions at each depth, one for each residue modulo this number.
         seed: decides codes, filler and the first residue.
         haystack: digest of the text that hides the needle.
+        wording: of needle and question.
         gguf_file: GGUF file inside the folder.
         isophase: version.
     """
@@ -37,6 +38,7 @@ class NeedleSettings(BaseModel):
     phases: int = Field(ge=2)
     seed: int = Field(ge=0)
     haystack: str
+    wording: str
     gguf_file: str | None = None
     isophase: str
 

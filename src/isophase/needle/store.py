@@ -24,7 +24,7 @@ class NeedleAnswer(BaseModel):
         position_tokens: index of the needle's first token.
         correct: whether the whole code was the most likely continuation.
         log_probability: natural log of the code's probability.
-        entries: entries kept in each KV head of the first compressed layer.
+        entries: entries kept in a KV head of the first compressed layer, in the one with most.
         stored_bytes: keys and values of all compressed layers.
     """
 

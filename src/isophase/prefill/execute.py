@@ -79,6 +79,36 @@ def attend_blocked(
     return out_HTD
 
 
+def attend_dense(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, *, scaling: float | None = None
+) -> torch.Tensor:
+    """Dense causal attention of the last T positions on the CPU, without copies of keys for each query head.
+
+    Args:
+        query_HTD: as `attend_reference`.
+        key_KLD: as there.
+        value_KLD: as there.
+        scaling: as there.
+
+    Returns:
+        [H, T, D].
+    """
+    heads, queries, width = query_HTD.shape
+    group, before = heads // key_KLD.shape[0], key_KLD.shape[1] - queries
+    scale = width**-0.5 if scaling is None else scaling
+    out_HTD = torch.empty(query_HTD.shape, dtype=query_HTD.dtype)
+    for kv_head in range(key_KLD.shape[0]):
+        own = slice(kv_head * group, (kv_head + 1) * group)
+        query = query_HTD[None, own]
+        key, value = (x[None, kv_head : kv_head + 1].expand(-1, group, -1, -1) for x in (key_KLD, value_KLD))
+        out, lse = _kernel(query, key[:, :, before:], value[:, :, before:], scale, causal=True)
+        if before:
+            past, past_lse = _kernel(query, key[:, :, :before], value[:, :, :before], scale, causal=False)
+            out = torch.lerp(out, past, torch.sigmoid(past_lse - lse).to(out.dtype)[..., None])
+        out_HTD[own] = out[0]
+    return out_HTD
+
+
 def _kernel(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, *, causal: bool,
     mask: torch.Tensor | None = None,

@@ -1,0 +1,178 @@
+"""One row of one layer: look at sampled queries, choose, attend.
+
+Legend: H query heads, K KV heads, T queries, L keys, D head width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from isophase.prefill.adapt import Choice
+from isophase.prefill.execute import attend_blocked, attend_dense
+from isophase.prefill.flex import attend_flex
+from isophase.prefill.machine import PAYS_BELOW, Costs
+from isophase.prefill.patterns import Dense, Reads
+from isophase.prefill.plan import Plan, full_plan
+from isophase.prefill.policy import Policy
+from isophase.prefill.run import CallRun, Clock, HeadRun
+from isophase.prefill.sample import Geometry, Sampling, sample_head
+from isophase.prefill.spec import write_pattern
+
+# Longer prompts are cut into longer blocks of keys: tables of blocks grow with the square of their number.
+_LONG_TOKENS = 2**15
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How rows are read.
+
+    Attributes:
+        policy: decides what heads read.
+        sampling: which queries are looked at.
+        costs: of this machine; None reads sparsely whether it pays or not.
+        query_tokens: queries per block.
+        key_tokens: keys per block; None: 16, and 32 from 32,768 tokens.
+    """
+
+    policy: Policy
+    sampling: Sampling
+    costs: Costs | None
+    query_tokens: int = 128
+    key_tokens: int | None = None
+
+    def geometry(self, tokens: int, first_query: int, device: torch.device) -> Geometry:
+        """How a prompt of this length is cut."""
+        key_tokens = self.key_tokens or (32 if tokens >= _LONG_TOKENS else 16)
+        return Geometry(
+            tokens=tokens, first_query=first_query, query_tokens=self.query_tokens, key_tokens=key_tokens, device=device
+        )
+
+
+def attend_row(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, settings: Settings, *, layer: int = 0,
+    row: int = 0, scaling: float | None = None, window_tokens: int | None = None,
+) -> tuple[torch.Tensor, CallRun]:  # fmt: skip
+    """Attention of one prompt, or of its last part, without padding.
+
+    Args:
+        query_HTD: queries of the last T positions, rotary applied.
+        key_KLD: keys of all L positions.
+        value_KLD: values.
+        settings: how it is read.
+        layer: number of the layer, for tables of patterns and the report.
+        row: of the batch, for the report.
+        scaling: factor of the logits; default D ** -0.5.
+        window_tokens: of a sliding layer. It is read exactly, without what lies outside.
+
+    Returns:
+        [H, T, D], and what was done.
+    """
+    tokens, first = key_KLD.shape[1], key_KLD.shape[1] - query_HTD.shape[1]
+    scale = query_HTD.shape[-1] ** -0.5 if scaling is None else scaling
+    clock = Clock(_waiter(query_HTD.device), time.perf_counter)
+    if window_tokens is not None and window_tokens < tokens:
+        plan = full_plan(
+            len(query_HTD), tokens, first_query=first, query_tokens=settings.query_tokens,
+            window_tokens=window_tokens, device=query_HTD.device,
+        )  # fmt: skip
+        out = clock.time("attend", lambda: execute(query_HTD, key_KLD, value_KLD, plan, scale))
+        heads = tuple(HeadRun(pattern="window", density=1.0, recall=None) for _ in query_HTD)
+        why = "sliding window, read exactly"
+    else:
+        geometry = settings.geometry(tokens, first, query_HTD.device)
+        choices = _choose(query_HTD, key_KLD, settings, geometry, layer, scale, clock)
+        out, heads = _attend(query_HTD, key_KLD, value_KLD, choices, geometry, scale, clock)
+        why = "sparse" if any(choice.reads is not None for choice in choices) else "no head pays"
+    done = CallRun(
+        layer=layer, row=row, tokens=tokens, queries=query_HTD.shape[1], why=why, heads=heads, seconds=clock.seconds
+    )
+    return out, done
+
+
+def execute(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, plan: Plan, scaling: float
+) -> torch.Tensor:
+    """Attention along a plan with the executor of the device."""
+    run = attend_blocked if query_HTD.device.type == "cpu" else attend_flex
+    return run(query_HTD, key_KLD, value_KLD, plan, scaling=scaling)
+
+
+def make_plan(reads: list[Reads | None], geometry: Geometry) -> Plan:
+    """The plan of several heads; None reads everything.
+
+    Args:
+        reads: of each head.
+        geometry: how the prompt is cut.
+    """
+    starts_Q = geometry.starts_Q
+    every_Q = torch.arange(len(starts_Q), device=geometry.device)
+    none = torch.empty(0, dtype=torch.long, device=geometry.device)
+    before_QN = geometry.distance_QN(starts_Q) >= 0
+    return Plan(
+        blocks_HQN=torch.stack([before_QN if read is None else read.at(every_Q) for read in reads]),
+        columns=tuple(none if read is None else read.columns for read in reads),
+        tokens=geometry.tokens, first_query=geometry.first_query,
+        query_tokens=geometry.query_tokens, key_tokens=geometry.key_tokens,
+    )  # fmt: skip
+
+
+def _choose(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, settings: Settings, geometry: Geometry, layer: int, scale: float,
+    clock: Clock,
+) -> list[Choice]:  # fmt: skip
+    """What each head reads; heads for which it does not pay read everything."""
+    group = len(query_HTD) // len(key_KLD)
+    choices = []
+    for head, query_TD in enumerate(query_HTD):
+        whole = Choice(pattern=Dense(), reads=None, recall=1.0, keys_per_query=float(geometry.tokens))
+        if settings.policy.is_dense(layer, head):
+            choices.append(whole)
+            continue
+        key_LD = key_KLD[head // group]
+
+        def look(query_TD: torch.Tensor = query_TD, key_LD: torch.Tensor = key_LD):  # type: ignore[no-untyped-def] # noqa: ANN202
+            return sample_head(query_TD, key_LD, geometry, settings.sampling, scaling=scale)
+
+        sample = clock.time("look", look)
+        choice = clock.time("choose", lambda: settings.policy.choose(layer, head, sample))  # noqa: B023
+        costs = settings.costs
+        if costs is not None and costs.sparse_share(choice.keys_per_query, geometry) > PAYS_BELOW:
+            choice = whole
+        choices.append(choice)
+    return choices
+
+
+def _attend(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, choices: list[Choice],
+    geometry: Geometry, scale: float, clock: Clock,
+) -> tuple[torch.Tensor, tuple[HeadRun, ...]]:  # fmt: skip
+    """Sparse heads along their plan, the others densely."""
+    group = len(query_HTD) // len(key_KLD)
+    out_HTD = torch.empty_like(query_HTD)
+    density = [1.0] * len(choices)
+    # On a device the dense heads stay in the plan: one launch for all.
+    apart = query_HTD.device.type == "cpu"
+    for kv_head in range(len(key_KLD)):
+        heads = range(kv_head * group, (kv_head + 1) * group)
+        dense = [h for h in heads if apart and choices[h].reads is None]
+        sparse = [h for h in heads if h not in dense]
+        keys, values = key_KLD[kv_head : kv_head + 1], value_KLD[kv_head : kv_head + 1]
+        if dense:
+            out_HTD[dense] = clock.time("dense", lambda: attend_dense(query_HTD[dense], keys, values, scaling=scale))  # noqa: B023
+        if sparse:
+            plan = make_plan([choices[h].reads for h in sparse], geometry)
+            out_HTD[sparse] = clock.time("attend", lambda: execute(query_HTD[sparse], keys, values, plan, scale))  # noqa: B023
+            for head, share in zip(sparse, plan.density().tolist(), strict=True):
+                density[head] = share
+    return out_HTD, tuple(
+        HeadRun(pattern=write_pattern(choice.pattern), density=share, recall=choice.recall)
+        for choice, share in zip(choices, density, strict=True)
+    )
+
+
+def _waiter(device: torch.device) -> Callable[[], None]:
+    return (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else (lambda: None)

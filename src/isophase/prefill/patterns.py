@@ -1,0 +1,258 @@
+"""The patterns of MInference, per head: A-shape, vertical-slash, block-sparse; and dense.
+
+A pattern says how much to read. What to read is decided for each prompt from its sampled queries.
+Source: MInference 1.0, arXiv 2407.02490, section 3. Where we differ: diagonals are chosen in blocks of keys, by what
+a whole block of queries earns there; queries over the whole prompt vote beside the newest; block-sparse can pool
+overlapping windows, so that a short fact at a window's edge is not diluted.
+
+Legend: S sampled queries, L keys, D head width, Q blocks of queries, N blocks of keys, U distances in blocks of
+keys, P pooled windows of keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from isophase.prefill.sample import Geometry, HeadSample
+
+# Always read by vertical-slash: MInference forces the first 30 columns and the last 100 diagonals.
+FIRST_COLUMNS, NEAREST_KEYS = 30, 100
+
+
+class Reads(Protocol):
+    """What one head reads beside its own blocks of queries."""
+
+    @property
+    def columns(self) -> torch.Tensor:
+        """Single keys, long, rising."""
+
+    def at(self, blocks_S: torch.Tensor) -> torch.Tensor:
+        """Blocks of keys that some blocks of queries read, bool [S, N]."""
+
+    def recall(self) -> float:
+        """Share of attention kept, on the verifying queries."""
+
+    def keys_per_query(self) -> float:
+        """Keys read before the own block, mean over queries."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SlashReads:
+    """Blocks at fixed distances, and the best candidates among columns.
+
+    Attributes:
+        sample: of the head.
+        distances_U: chosen distances, bool.
+        best: so many of the sample's best columns.
+    """
+
+    sample: HeadSample
+    distances_U: torch.Tensor
+    best: int
+
+    @cached_property
+    def columns(self) -> torch.Tensor:
+        """As `Reads.columns`."""
+        return self.sample.columns_C[: self.best].sort().values
+
+    def at(self, blocks_S: torch.Tensor) -> torch.Tensor:
+        """As `Reads.at`."""
+        geometry = self.sample.geometry
+        far_SN = geometry.distance_QN(geometry.starts_Q[blocks_S])
+        return self.distances_U[far_SN.clamp(min=0)] & (far_SN >= 0)
+
+    def recall(self) -> float:
+        """As `Reads.recall`."""
+        return self.sample.recall(self.at(self.sample.block_V), self.best)
+
+    def keys_per_query(self) -> float:
+        """As `Reads.keys_per_query`; a column inside a chosen block is counted twice."""
+        geometry = self.sample.geometry
+        starts_Q = geometry.starts_Q
+        near_U = torch.arange(len(self.distances_U), device=geometry.device) * geometry.key_tokens
+        reach_U = len(starts_Q) - torch.searchsorted(starts_Q, near_U)
+        keys = (reach_U * self.distances_U).sum() * geometry.key_tokens
+        keys = keys + (len(starts_Q) - torch.searchsorted(starts_Q, self.sample.columns_C[: self.best])).sum()
+        return float(keys) / len(starts_Q)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockReads:
+    """Blocks of keys chosen for each block of queries.
+
+    Attributes:
+        sample: of the head.
+        blocks_QN: chosen blocks, bool.
+    """
+
+    sample: HeadSample
+    blocks_QN: torch.Tensor
+
+    @property
+    def columns(self) -> torch.Tensor:
+        """As `Reads.columns`: none."""
+        return torch.empty(0, dtype=torch.long, device=self.blocks_QN.device)
+
+    def at(self, blocks_S: torch.Tensor) -> torch.Tensor:
+        """As `Reads.at`."""
+        return self.blocks_QN[blocks_S]
+
+    def recall(self) -> float:
+        """As `Reads.recall`."""
+        return self.sample.recall(self.at(self.sample.block_V), 0)
+
+    def keys_per_query(self) -> float:
+        """As `Reads.keys_per_query`."""
+        return float(self.blocks_QN.sum()) * self.sample.geometry.key_tokens / len(self.blocks_QN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dense:
+    """Read everything."""
+
+    name: str = field(default="dense", init=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AShape:
+    """The first and the nearest keys, for every query.
+
+    Attributes:
+        first_tokens: keys from the start of the prompt.
+        local_tokens: keys before each block of queries.
+    """
+
+    first_tokens: int = 128
+    local_tokens: int = 1024
+    name: str = field(default="a_shape", init=False)
+
+    def __post_init__(self) -> None:
+        _at_least(self, first_tokens=1, local_tokens=1)
+
+    def choose(self, sample: HeadSample) -> Reads:
+        """What this head reads."""
+        return BlockReads(sample=sample, blocks_QN=self.blocks(sample.geometry, sample.geometry.starts_Q))
+
+    def blocks(self, geometry: Geometry, starts_S: torch.Tensor) -> torch.Tensor:
+        """Blocks of keys that blocks of queries with these starts read, bool [S, N]."""
+        far_SN = geometry.distance_QN(starts_S)
+        first_N = torch.arange(geometry.key_blocks, device=geometry.device) * geometry.key_tokens < self.first_tokens
+        return (far_SN >= 0) & (first_N | (far_SN <= -(-self.local_tokens // geometry.key_tokens)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerticalSlash:
+    """The columns and the diagonals that sampled queries read most.
+
+    Attributes:
+        columns: single keys that every query reads.
+        slash_tokens: keys per query that are read along diagonals, in blocks at the same distance.
+    """
+
+    columns: int = 512
+    slash_tokens: int = 1024
+    name: str = field(default="vertical_slash", init=False)
+
+    def __post_init__(self) -> None:
+        _at_least(self, columns=0, slash_tokens=0)
+
+    def choose(self, sample: HeadSample) -> Reads:
+        """What this head reads."""
+        worth_U = sample.slash_worth_U.clone()
+        width = sample.geometry.key_tokens
+        worth_U[: NEAREST_KEYS // width + 1] = torch.inf
+        chosen_U = torch.zeros(len(worth_U), dtype=torch.bool, device=worth_U.device)
+        chosen_U[worth_U.topk(min(len(worth_U), -(-self.slash_tokens // width))).indices] = True
+        return SlashReads(sample=sample, distances_U=chosen_U, best=min(self.columns, len(sample.columns_C)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparse:
+    """For each block of queries, the windows of keys whose mean key its mean query likes best.
+
+    Attributes:
+        windows: windows that each block of queries reads.
+        window_tokens: keys that are pooled into one.
+        overlap: windows that each key lies in. 1 is MInference's grid of blocks, which dilutes a fact that an edge
+            cuts; with 2 or more, every fact of up to `window_tokens * (1 - 1 / overlap)` tokens lies whole in one.
+    """
+
+    windows: int = 16
+    window_tokens: int = 64
+    overlap: int = 2
+    name: str = field(default="block_sparse", init=False)
+
+    def __post_init__(self) -> None:
+        _at_least(self, windows=1, window_tokens=1, overlap=1)
+        if self.window_tokens % self.overlap:
+            raise ValueError(f"windows of {self.window_tokens} tokens cannot overlap {self.overlap} times; it must divide")
+
+    def choose(self, sample: HeadSample) -> Reads:
+        """What this head reads."""
+        share_QP = self.shares(sample)
+        best = share_QP.topk(min(self.windows, share_QP.shape[1])).indices
+        chosen_QP = torch.zeros(share_QP.shape, dtype=torch.bool, device=share_QP.device).scatter_(1, best, True)
+        return BlockReads(sample=sample, blocks_QN=self.spread(chosen_QP & (share_QP > 0), sample.geometry))
+
+    def shares(self, sample: HeadSample) -> torch.Tensor:
+        """Softmax over windows before each block of queries, float32 [Q, P]; 0 for windows that it cannot read."""
+        geometry = sample.geometry
+        if self.stride_tokens % geometry.key_tokens:
+            raise ValueError(
+                f"windows every {self.stride_tokens} tokens do not fit blocks of {geometry.key_tokens} keys; "
+                "give a multiple"
+            )
+        query_QD = _pool_blocks(sample.query_TD.float(), geometry.query_tokens)
+        key_PD = _pool_windows(sample.key_LD.float(), self.window_tokens, self.stride_tokens)
+        starts_P = torch.arange(len(key_PD), device=geometry.device) * self.stride_tokens
+        logits_QP = (query_QD @ key_PD.T).mul_(sample.scaling)
+        logits_QP = logits_QP.masked_fill(starts_P >= geometry.starts_Q[:, None], -torch.inf)
+        return logits_QP.softmax(dim=-1).nan_to_num(0.0)
+
+    @property
+    def stride_tokens(self) -> int:
+        """Keys from one window to the next."""
+        return self.window_tokens // self.overlap
+
+    def spread(self, chosen_QP: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+        """Blocks of keys that lie in chosen windows, bool [Q, N]."""
+        per_stride = self.stride_tokens // geometry.key_tokens
+        pieces = -(-geometry.key_blocks // per_stride)
+        read_QN = torch.zeros(len(chosen_QP), pieces, dtype=torch.bool, device=chosen_QP.device)
+        for shift in range(self.overlap):
+            part = chosen_QP[:, : pieces - shift]
+            read_QN[:, shift : shift + part.shape[1]] |= part
+        return read_QN.repeat_interleave(per_stride, dim=1)[:, : geometry.key_blocks]
+
+
+SparsePattern = AShape | VerticalSlash | BlockSparse
+Pattern = Dense | SparsePattern
+KINDS: dict[str, Callable[..., Pattern]] = {
+    "dense": Dense, "a_shape": AShape, "vertical_slash": VerticalSlash, "block_sparse": BlockSparse,
+}  # fmt: skip
+
+
+def _at_least(pattern: object, **least: int) -> None:
+    for name, value in least.items():
+        if getattr(pattern, name) < value:
+            raise ValueError(f"{name} is {getattr(pattern, name)}; give {value} or more")
+
+
+def _pool_blocks(rows_TD: torch.Tensor, size: int) -> torch.Tensor:
+    """Means of blocks of rows; the last may be shorter."""
+    whole = len(rows_TD) // size * size
+    means = rows_TD[:whole].unflatten(0, (-1, size)).mean(1)
+    return torch.cat([means, rows_TD[whole:].mean(0, keepdim=True)]) if whole < len(rows_TD) else means
+
+
+def _pool_windows(rows_LD: torch.Tensor, size: int, stride: int) -> torch.Tensor:
+    """Means of windows of `size` rows at every multiple of `stride`; those at the end may be shorter."""
+    sums = torch.nn.functional.pad(rows_LD.double().cumsum(0), (0, 0, 1, 0))
+    starts = torch.arange(0, len(rows_LD), stride, device=rows_LD.device)
+    ends = (starts + size).clamp(max=len(rows_LD))
+    return ((sums[ends] - sums[starts]) / (ends - starts)[:, None]).float()

@@ -11,7 +11,7 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from isophase.prefill.plan import Plan
 
@@ -92,6 +92,32 @@ def _block_mask(plan: Plan, places_HC: torch.Tensor) -> BlockMask:
         chosen = chosen & (key <= position)
         return chosen & (key > position - window) if window is not None else chosen
 
-    return create_block_mask(
-        reads, None, plan.heads, plan.queries, columns + plan.tokens, device=str(blocks_HQN.device), BLOCK_SIZE=_TILE
-    )
+    # Tiles that may hold something; the mask decides inside them.
+    tiles_HQN = _tiles(plan, places_HC)
+    number_HQ = tiles_HQN.sum(-1, dtype=torch.int32)
+    order_HQN = tiles_HQN.int().argsort(dim=-1, descending=True, stable=True).int()
+    return BlockMask.from_kv_blocks(
+        number_HQ[None], order_HQN[None], BLOCK_SIZE=_TILE, mask_mod=reads,
+        seq_lengths=(plan.queries, columns + plan.tokens),
+    )  # fmt: skip
+
+
+def _tiles(plan: Plan, places_HC: torch.Tensor) -> torch.Tensor:
+    """Tiles of queries by tiles of columns and keys that may hold something, bool."""
+    device = plan.blocks_HQN.device
+    tile_q = torch.arange(0, plan.queries, _TILE, device=device)
+    tile_k = torch.arange(0, plan.tokens, _TILE, device=device)
+    block_q = torch.arange(plan.blocks_HQN.shape[1], device=device) * plan.query_tokens
+    block_k = torch.arange(plan.blocks_HQN.shape[2], device=device) * plan.key_tokens
+    touch_q = ((tile_q[:, None] < block_q + plan.query_tokens) & (block_q < tile_q[:, None] + _TILE)).float()
+    touch_k = ((tile_k[:, None] < block_k + plan.key_tokens) & (block_k < tile_k[:, None] + _TILE)).float()
+    chosen = torch.einsum("tq,hqn,un->htu", touch_q, plan.blocks_HQN.float(), touch_k) > 0
+    # The own blocks: from the start of the block that the tile's first query is in, to its last query.
+    start = plan.first_query + tile_q // plan.query_tokens * plan.query_tokens
+    end = plan.first_query + (tile_q + _TILE).clamp(max=plan.queries)
+    own = (tile_k + _TILE > start[:, None]) & (tile_k < end[:, None])
+    if not places_HC.shape[1]:
+        return chosen | own
+    columns = places_HC.unflatten(1, (-1, _TILE))
+    first = columns.masked_fill(columns < 0, plan.tokens).amin(-1)
+    return torch.cat([first[:, None] < end[:, None], chosen | own], dim=-1)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -26,10 +26,11 @@ from isophase.prefill.adapt import Adaptive
 from isophase.prefill.engine import Settings, attend_row
 from isophase.prefill.machine import Costs, costs_of
 from isophase.prefill.masks import MaskShape, read_mask
-from isophase.prefill.patterns import Pattern
+from isophase.prefill.patterns import AShape, BlockSparse, Dense, Pattern, VerticalSlash
 from isophase.prefill.policy import Auto, Policy, Table
 from isophase.prefill.run import CallRun, PrefillRun
 from isophase.prefill.sample import Sampling
+from isophase.prefill.spec import write_pattern
 from isophase.prefill.table_file import PatternFile, read_patterns
 
 ATTENTION = "isophase_prefill"
@@ -37,7 +38,7 @@ BASE = "sdpa"
 # The device decides where reading sparsely begins to pay; on others than the CPU it is not measured here.
 _UNMEASURED_THRESHOLD_TOKENS = 32_768
 
-Patterns = str | Path | PatternFile | Pattern | Sequence[Sequence[Pattern]]
+Patterns = str | Path | PatternFile | Pattern | Sequence[Sequence[Pattern]] | Policy
 
 
 @dataclass(kw_only=True, eq=False)
@@ -94,7 +95,7 @@ def sparse_prefill(
     Args:
         model: a decoder that uses transformers' attention interface with sdpa.
         patterns: `auto`, the adaptive mode; a file of `isophase prefill search`, or what it holds; one pattern for
-            every head; or patterns by layer and head.
+            every head; patterns by layer and head; or a policy of your own.
         target_recall: share of attention that the adaptive mode keeps, above 0 and below 1.
         threshold_tokens: prompts shorter than this are read densely. Default: measured on this machine, once; then
             heads for which sparse attention would not pay are read densely, too. A number given here reads
@@ -277,15 +278,17 @@ def _configs(model: PreTrainedModel) -> list[Any]:
 
 def _policy(patterns: Patterns, target_recall: float) -> tuple[Policy, str]:
     """The policy, and what the report calls it."""
-    if isinstance(patterns, str) and patterns == "auto":
+    if patterns == "auto":
         return Auto(mode=Adaptive(target_recall=target_recall)), "auto"
-    if isinstance(patterns, (str, Path)):
+    if isinstance(patterns, str | Path):
         return read_patterns(Path(patterns)).table(), str(patterns)
     if isinstance(patterns, PatternFile):
         return patterns.table(), "patterns"
-    if isinstance(patterns, Sequence):
-        return Table(layers=patterns), "patterns by layer and head"
-    return Table(layers=[[patterns]]), patterns.name
+    if isinstance(patterns, (Dense, AShape, VerticalSlash, BlockSparse)):
+        return Table(layers=[[patterns]]), write_pattern(patterns)
+    if hasattr(patterns, "choose"):
+        return cast("Policy", patterns), type(patterns).__name__
+    return Table(layers=patterns), "patterns by layer and head"
 
 
 def _check_fit(policy: Policy, model: PreTrainedModel) -> None:

@@ -134,7 +134,7 @@ def _choose(
             continue
         key_LD = key_KLD[head // group]
 
-        def look(query_TD: torch.Tensor = query_TD, key_LD: torch.Tensor = key_LD):  # type: ignore[no-untyped-def] # noqa: ANN202
+        def look(query_TD: torch.Tensor = query_TD, key_LD: torch.Tensor = key_LD):  # type: ignore[no-untyped-def]
             return sample_head(query_TD, key_LD, geometry, settings.sampling, scaling=scale)
 
         sample = clock.time("look", look)

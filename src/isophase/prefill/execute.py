@@ -134,16 +134,16 @@ def _own_blocks(
         parts.append((whole, queries, queries - whole))
     for first, last, rows in parts:
         shape = (-1, rows, width)
-        queries_QGRD = query_GTD[:, first:last].unflatten(1, (-1, rows)).transpose(0, 1)
+        queries_QGRD = query_GTD[:, first:last].view(group, -1, rows, width).transpose(0, 1)
         own = slice(plan.first_query + first, plan.first_query + last)
-        keys_QGRD, values_QGRD = (x[own].view(shape)[:, None].expand(-1, group, -1, -1) for x in (key_LD, value_LD))
+        keys_QGRD, values_QGRD = (x[own].reshape(shape)[:, None].expand(-1, group, -1, -1) for x in (key_LD, value_LD))
         mask = None
         if plan.window_tokens is not None and plan.window_tokens < rows:
             age_RR = torch.arange(rows)[:, None] - torch.arange(rows)
             mask = _additive((age_RR >= 0) & (age_RR < plan.window_tokens), query_GTD.dtype)[None, None]
         out, lse = _kernel(queries_QGRD, keys_QGRD, values_QGRD, scale, causal=mask is None, mask=mask)
-        out_GTD[:, first:last].unflatten(1, (-1, rows)).copy_(out.transpose(0, 1))
-        lse_GT[:, first:last].unflatten(1, (-1, rows)).copy_(lse.transpose(0, 1))
+        out_GTD[:, first:last].view(group, -1, rows, width).copy_(out.transpose(0, 1))
+        lse_GT[:, first:last].view(group, -1, rows).copy_(lse.transpose(0, 1))
     return lse_GT
 
 
@@ -177,9 +177,7 @@ def _join(
     out_TD.index_copy_(0, at, joined)
 
 
-def _history_mask(
-    plan: Plan, at_nR: torch.Tensor, keys_nE: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor | None:
+def _history_mask(plan: Plan, at_nR: torch.Tensor, keys_nE: torch.Tensor, dtype: torch.dtype) -> torch.Tensor | None:
     """Additive mask [n, 1, 1 or R, E] for padded places and windows; None where all is read."""
     padded = bool((keys_nE < 0).any())
     if plan.window_tokens is not None:

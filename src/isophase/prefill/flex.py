@@ -118,6 +118,6 @@ def _tiles(plan: Plan, places_HC: torch.Tensor) -> torch.Tensor:
     own = (tile_k + _TILE > start[:, None]) & (tile_k < end[:, None])
     if not places_HC.shape[1]:
         return chosen | own
-    columns = places_HC.unflatten(1, (-1, _TILE))
+    columns = places_HC.view(len(places_HC), -1, _TILE)
     first = columns.masked_fill(columns < 0, plan.tokens).amin(-1)
     return torch.cat([first[:, None] < end[:, None], chosen | own], dim=-1)

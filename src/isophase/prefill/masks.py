@@ -58,8 +58,8 @@ def read_mask(mask: torch.Tensor | None, rows: int, queries: int, keys: int) -> 
         None for a mask that is neither causal nor sliding over one stretch of tokens per row.
     """
     if mask is None:
-        span = RowSpan(first_key=0, first_query=keys - queries, end=keys)
-        return MaskShape(rows=(span,) * rows, offset=keys - queries)
+        whole = RowSpan(first_key=0, first_query=keys - queries, end=keys)
+        return MaskShape(rows=(whole,) * rows, offset=keys - queries)
     if mask.dtype != torch.bool or mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[0] not in (1, rows):
         return None
     mask_BTL = mask[:, 0]

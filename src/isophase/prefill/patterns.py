@@ -190,7 +190,9 @@ class BlockSparse:
     def __post_init__(self) -> None:
         _at_least(self, windows=1, window_tokens=1, overlap=1)
         if self.window_tokens % self.overlap:
-            raise ValueError(f"windows of {self.window_tokens} tokens cannot overlap {self.overlap} times; it must divide")
+            raise ValueError(
+                f"windows of {self.window_tokens} tokens cannot overlap {self.overlap} times; it must divide"
+            )
 
     def choose(self, sample: HeadSample) -> Reads:
         """What this head reads."""
@@ -246,13 +248,18 @@ def _at_least(pattern: object, **least: int) -> None:
 def _pool_blocks(rows_TD: torch.Tensor, size: int) -> torch.Tensor:
     """Means of blocks of rows; the last may be shorter."""
     whole = len(rows_TD) // size * size
-    means = rows_TD[:whole].unflatten(0, (-1, size)).mean(1)
+    means = rows_TD[:whole].reshape(-1, size, rows_TD.shape[1]).mean(1)
     return torch.cat([means, rows_TD[whole:].mean(0, keepdim=True)]) if whole < len(rows_TD) else means
 
 
 def _pool_windows(rows_LD: torch.Tensor, size: int, stride: int) -> torch.Tensor:
-    """Means of windows of `size` rows at every multiple of `stride`; those at the end may be shorter."""
-    sums = torch.nn.functional.pad(rows_LD.double().cumsum(0), (0, 0, 1, 0))
-    starts = torch.arange(0, len(rows_LD), stride, device=rows_LD.device)
-    ends = (starts + size).clamp(max=len(rows_LD))
-    return ((sums[ends] - sums[starts]) / (ends - starts)[:, None]).float()
+    """Means of windows of `size` rows at every multiple of `stride`, which divides it; those at the end are shorter."""
+    pieces = -(-len(rows_LD) // stride)
+    pad = pieces * stride - len(rows_LD)
+    sums_PD = torch.nn.functional.pad(rows_LD, (0, 0, 0, pad)).view(pieces, stride, -1).sum(1)
+    total_PD = sums_PD.clone()
+    for shift in range(1, min(size // stride, pieces)):
+        total_PD[:-shift] += sums_PD[shift:]
+    starts_P = torch.arange(pieces, device=rows_LD.device) * stride
+    means_PD: torch.Tensor = total_PD / (len(rows_LD) - starts_P).clamp(max=size)[:, None]
+    return means_PD

@@ -124,9 +124,9 @@ class Plan:
         dense = (positions_T + 1).clamp(max=self.window_tokens).sum().double()
         # Windows cut blocks, so keys are counted one by one, in stretches of bounded size.
         step = max(1, 2**24 // self.tokens)
-        return torch.stack(
-            [sum(self.rows(head, part).sum() for part in positions_T.split(step)) / dense for head in range(self.heads)]
-        )
+        parts = [positions_T[n : n + step] for n in range(0, self.queries, step)]
+        read = [sum(int(self.rows(head, part).sum()) for part in parts) for head in range(self.heads)]
+        return torch.tensor(read, dtype=torch.float64, device=sizes_Q.device) / dense
 
 
 def full_plan(

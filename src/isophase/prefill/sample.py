@@ -28,7 +28,7 @@ class Geometry:
     first_query: int = 0
     query_tokens: int = 128
     key_tokens: int = 16
-    device: torch.device = torch.device("cpu")
+    device: torch.device | str = "cpu"
 
     @property
     def queries(self) -> int:
@@ -87,10 +87,13 @@ class Sampling:
         def spread(count: int, end: int) -> torch.Tensor:
             jitter = torch.rand(count, generator=generator, dtype=torch.float64)
             places = first + (torch.arange(count) + jitter) * ((end - first) / max(count, 1))
-            return places.long().clamp(max=max(end - 1, first)).unique()
+            places = places.long().clamp(max=max(end - 1, first))
+            # Rising, and equal where a short prompt has fewer places than are asked for.
+            return places[torch.cat([torch.ones(1, dtype=torch.bool), places.diff() > 0])[: len(places)]]
 
         newest = torch.arange(max(first, end - self.last), end)
-        fit = torch.cat([spread(self.spread, int(newest[0])), newest]).unique()
+        early = spread(self.spread, int(newest[0]))
+        fit = torch.cat([early[early < newest[0]], newest])
         return fit.to(geometry.device), spread(self.verify, end).to(geometry.device)
 
 
@@ -223,7 +226,7 @@ def _verify(
         rows_VL[row, start:] = 0.0
     pad = geometry.key_blocks * geometry.key_tokens - geometry.tokens
     wide = torch.nn.functional.pad(rows_VL, (0, pad)) if pad else rows_VL
-    block_VN = wide.unflatten(1, (-1, geometry.key_tokens)).sum(-1)
+    block_VN = wide.view(len(wide), -1, geometry.key_tokens).sum(-1)
     return torch.stack(own), block_VN, rows_VL[:, columns_C]
 
 

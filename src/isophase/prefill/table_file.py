@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from isophase.atomic import write_atomically
 from isophase.errors import IsophaseError
+from isophase.prefill.patterns import KINDS, Pattern
 from isophase.prefill.policy import Table
 from isophase.prefill.spec import parse_pattern
 
@@ -93,3 +94,16 @@ def read_patterns(path: Path) -> PatternFile:
         ) from error
     except (ValidationError, UnicodeDecodeError) as error:
         raise IsophaseError(f"{str(path)!r} holds no patterns.", "Make them with isophase prefill search.") from error
+
+
+def parse_patterns(text: str) -> Literal["auto"] | Pattern | PatternFile:
+    """Patterns from an option: `auto`, a pattern for every head, or a file.
+
+    Raises:
+        IsophaseError: for anything else.
+    """
+    if text.strip() == "auto":
+        return "auto"
+    if text.strip().partition("(")[0] in KINDS:
+        return parse_pattern(text)
+    return read_patterns(Path(text).expanduser())

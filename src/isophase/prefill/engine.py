@@ -5,7 +5,6 @@ Legend: H query heads, K KV heads, T queries, L keys, D head width.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,7 +13,7 @@ import torch
 from isophase.prefill.adapt import Choice
 from isophase.prefill.execute import attend_blocked, attend_dense
 from isophase.prefill.flex import attend_flex
-from isophase.prefill.machine import PAYS_BELOW, Costs
+from isophase.prefill.machine import PAYS_BELOW, Costs, one_thread
 from isophase.prefill.patterns import Dense, Reads
 from isophase.prefill.plan import Plan, full_plan
 from isophase.prefill.policy import Policy
@@ -73,13 +72,14 @@ def attend_row(
     """
     tokens, first = key_KLD.shape[1], key_KLD.shape[1] - query_HTD.shape[1]
     scale = query_HTD.shape[-1] ** -0.5 if scaling is None else scaling
-    clock = Clock(_waiter(query_HTD.device), time.perf_counter)
+    clock = Clock(_waiter(query_HTD.device))
     if window_tokens is not None and window_tokens < tokens:
         plan = full_plan(
             len(query_HTD), tokens, first_query=first, query_tokens=settings.query_tokens,
             window_tokens=window_tokens, device=query_HTD.device,
         )  # fmt: skip
-        out = clock.time("attend", lambda: execute(query_HTD, key_KLD, value_KLD, plan, scale))
+        with clock.part("attend"):
+            out = execute(query_HTD, key_KLD, value_KLD, plan, scale)
         heads = tuple(HeadRun(pattern="window", density=1.0, recall=None) for _ in query_HTD)
         why = "sliding window, read exactly"
     else:
@@ -125,24 +125,20 @@ def _choose(
     clock: Clock,
 ) -> list[Choice]:  # fmt: skip
     """What each head reads; heads for which it does not pay read everything."""
-    group = len(query_HTD) // len(key_KLD)
+    group, costs = len(query_HTD) // len(key_KLD), settings.costs
+    whole = Choice(pattern=Dense(), reads=None, recall=1.0, keys_per_query=float(geometry.tokens))
     choices = []
-    for head, query_TD in enumerate(query_HTD):
-        whole = Choice(pattern=Dense(), reads=None, recall=1.0, keys_per_query=float(geometry.tokens))
-        if settings.policy.is_dense(layer, head):
-            choices.append(whole)
-            continue
-        key_LD = key_KLD[head // group]
-
-        def look(query_TD: torch.Tensor = query_TD, key_LD: torch.Tensor = key_LD):  # type: ignore[no-untyped-def]
-            return sample_head(query_TD, key_LD, geometry, settings.sampling, scaling=scale)
-
-        sample = clock.time("look", look)
-        choice = clock.time("choose", lambda: settings.policy.choose(layer, head, sample))  # noqa: B023
-        costs = settings.costs
-        if costs is not None and costs.sparse_share(choice.keys_per_query, geometry) > PAYS_BELOW:
-            choice = whole
-        choices.append(choice)
+    with one_thread():
+        for head, query_TD in enumerate(query_HTD):
+            if settings.policy.is_dense(layer, head):
+                choices.append(whole)
+                continue
+            with clock.part("look"):
+                sample = sample_head(query_TD, key_KLD[head // group], geometry, settings.sampling, scaling=scale)
+            with clock.part("choose"):
+                choice = settings.policy.choose(layer, head, sample)
+            pays = costs is None or costs.sparse_share(choice.keys_per_query, geometry) <= PAYS_BELOW
+            choices.append(choice if pays else whole)
     return choices
 
 
@@ -162,11 +158,15 @@ def _attend(
         sparse = [h for h in heads if h not in dense]
         keys, values = key_KLD[kv_head : kv_head + 1], value_KLD[kv_head : kv_head + 1]
         if dense:
-            out_HTD[dense] = clock.time("dense", lambda: attend_dense(query_HTD[dense], keys, values, scaling=scale))  # noqa: B023
+            with clock.part("dense"):
+                out_HTD[dense] = attend_dense(query_HTD[dense], keys, values, scaling=scale)
         if sparse:
-            plan = make_plan([choices[h].reads for h in sparse], geometry)
-            out_HTD[sparse] = clock.time("attend", lambda: execute(query_HTD[sparse], keys, values, plan, scale))  # noqa: B023
-            for head, share in zip(sparse, plan.density().tolist(), strict=True):
+            with clock.part("choose"):
+                plan = make_plan([choices[h].reads for h in sparse], geometry)
+                shares = plan.density().tolist()
+            with clock.part("attend"):
+                out_HTD[sparse] = execute(query_HTD[sparse], keys, values, plan, scale)
+            for head, share in zip(sparse, shares, strict=True):
                 density[head] = share
     return out_HTD, tuple(
         HeadRun(pattern=write_pattern(choice.pattern), density=share, recall=choice.recall)

@@ -9,7 +9,8 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from isophase.prefill.sample import Geometry, Sampling
 _LOOK_SHARE = 0.05
 # A head is attended to sparsely where that is predicted to take at most this share of dense attention.
 PAYS_BELOW = 0.85
-_TOKENS, _KEYS, _ROUNDS = 4096, 1024, 3
+_TOKENS, _KEYS, _ROUNDS, _SECONDS = 4096, 1024, 3, 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +94,17 @@ def _costs(width: int, dtype: torch.dtype, threads: int, folder: Path) -> Costs:
     return costs
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Work of many short steps: handing each of them to several threads costs more than it saves."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _read(file: Path) -> dict[str, dict[str, float]]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -123,7 +135,8 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
     pairs = float(plan.density().sum()) * _TOKENS * _TOKENS / 2
 
     def look() -> None:
-        Adaptive().choose(sample_head(query[0], key[0], geometry, sampling, scaling=width**-0.5))
+        with one_thread():
+            Adaptive().choose(sample_head(query[0], key[0], geometry, sampling, scaling=width**-0.5))
 
     parts: dict[str, tuple[Callable[[], object], float]] = {
         "dense": (lambda: attend_dense(query, key, value), _TOKENS * _TOKENS / 2),
@@ -134,7 +147,13 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
     with torch.inference_mode():
         for _ in range(_ROUNDS):
             for name, (part, size) in parts.items():
-                began = time.perf_counter()
-                part()
-                best[name] = min(best[name], (time.perf_counter() - began) / size)
+                # Short parts run more often: an interruption would change them most.
+                end = time.perf_counter() + _SECONDS
+                while True:
+                    began = time.perf_counter()
+                    part()
+                    now = time.perf_counter()
+                    best[name] = min(best[name], (now - began) / size)
+                    if now >= end:
+                        break
     return Costs(**best)

@@ -190,9 +190,7 @@ class BlockSparse:
     def __post_init__(self) -> None:
         _at_least(self, windows=1, window_tokens=1, overlap=1)
         if self.window_tokens % self.overlap:
-            raise ValueError(
-                f"windows of {self.window_tokens} tokens cannot overlap {self.overlap} times; it must divide"
-            )
+            raise ValueError(f"overlap is {self.overlap}; give a divisor of the {self.window_tokens} tokens per window")
 
     def choose(self, sample: HeadSample) -> Reads:
         """What this head reads."""

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from isophase.atomic import write_atomically
 
-Result = TypeVar("Result")
 Part = Literal["look", "choose", "attend", "dense"]
 
 
@@ -109,21 +110,20 @@ class Clock:
 
     Args:
         wait: called before each reading, to wait for a device.
-        now: seconds.
     """
 
-    def __init__(self, wait: Callable[[], None], now: Callable[[], float]) -> None:
-        self._wait, self._now = wait, now
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
         self.seconds: dict[Part, float] = {}
 
-    def time(self, part: Part, do: Callable[[], Result]) -> Result:
-        """Do something and count its time."""
+    @contextmanager
+    def part(self, name: Part) -> Iterator[None]:
+        """Count the time of a block."""
         self._wait()
-        began = self._now()
-        result = do()
+        began = time.perf_counter()
+        yield
         self._wait()
-        self.seconds[part] = self.seconds.get(part, 0.0) + self._now() - began
-        return result
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
 
 def _mean(values: list[float], empty: float) -> float:

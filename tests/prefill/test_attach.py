@@ -44,7 +44,11 @@ def test_what_is_left_out_is_left_out(make_model, random_ids, monkeypatch) -> No
     assert run.density() < 0.7
     assert all(0 < h.recall < 1 for call in run.calls for h in call.heads)
     assert not torch.allclose(sparse, logits(model, ids), atol=1e-3)
-    monkeypatch.setattr("isophase.prefill.engine.attend_blocked", attend_reference)
+
+    def reference(query, key, value, plan, *, scaling, out):
+        return out.copy_(attend_reference(query, key, value, plan, scaling=scaling))
+
+    monkeypatch.setattr("isophase.prefill.engine.attend_blocked", reference)
     with sparse_prefill(model, FEW, threshold_tokens=300):
         torch.testing.assert_close(logits(model, ids), sparse, atol=2e-4, rtol=1e-4)
 

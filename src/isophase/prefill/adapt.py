@@ -2,8 +2,8 @@
 
 All candidates are priced alike. At a price, vertical-slash reads every column and every distance whose worth per key
 is at least that; block-sparse reads every window whose pooled share per key is; A-shape reads nearer keys only. The
-price is lowered until the attention kept on queries that no index was fitted to reaches the target: cumulative mass,
-with one number to fit.
+price is lowered until the attention kept on queries that no index was fitted to reaches the target, less one standard
+error: cumulative mass, with one number to fit, and no luck with the queries that were drawn.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from isophase.prefill.patterns import (
     SlashReads,
     VerticalSlash,
 )
-from isophase.prefill.sample import HeadSample
+from isophase.prefill.sample import HeadSample, Recall
 
 _PRICES = (1e-7, 1e-1)
 _STEPS = 8
 # How much less a column may be worth than a diagonal: its worth leaves out its largest reading, a diagonal's does not.
-_LEANS = (1.0, 4.0, 16.0, 64.0)
+_LEANS = (4.0, 32.0)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -86,7 +86,7 @@ class Adaptive:
         for _ in range(_STEPS):
             middle = (low + high) / 2
             rung = ladder(exp(middle))
-            if rung.recall >= self.target_recall:
+            if rung.recall.low >= self.target_recall:
                 best, low = rung, middle
             else:
                 high = middle
@@ -97,13 +97,13 @@ class Adaptive:
 class Rung:
     """One size of a pattern: what it keeps, and how to make it."""
 
-    recall: float
+    recall: Recall
     make: Callable[[], tuple[Pattern, Reads]]
 
     def choice(self) -> Choice:
         """The choice of this size."""
         pattern, reads = self.make()
-        return Choice(pattern=pattern, reads=reads, recall=self.recall, keys_per_query=reads.keys_per_query())
+        return Choice(pattern=pattern, reads=reads, recall=self.recall.mean, keys_per_query=reads.keys_per_query())
 
 
 Ladder = Callable[[float], Rung]
@@ -124,7 +124,7 @@ def _vertical_slash(sample: HeadSample, lean: float) -> Ladder:
 
         def make() -> tuple[Pattern, Reads]:
             pattern = VerticalSlash(columns=best, slash_tokens=int(chosen_U.sum()) * geometry.key_tokens)
-            return pattern, SlashReads(sample=sample, distances_U=chosen_U, best=best)
+            return pattern, SlashReads(geometry=geometry, distances_U=chosen_U, columns=sample.best(best))
 
         return Rung(recall=sample.recall(chosen_U[near_VN] & is_before_VN, best, at_C), make=make)
 
@@ -141,7 +141,7 @@ def _block_sparse(sample: HeadSample, window_tokens: int, overlap: int) -> Ladde
         def make() -> tuple[Pattern, Reads]:
             chosen_QP = worth_QP >= price
             windows = max(1, round(float(chosen_QP.sum(1).float().mean())))
-            reads = BlockReads(sample=sample, blocks_QN=kind.spread(chosen_QP, sample.geometry))
+            reads = BlockReads(geometry=sample.geometry, blocks_QN=kind.spread(chosen_QP, sample.geometry))
             return BlockSparse(windows=windows, window_tokens=window_tokens, overlap=overlap), reads
 
         read_VN = kind.spread(worth_VP >= price, sample.geometry)

@@ -62,7 +62,7 @@ class _Session:
             else:
                 costs = costs_of(query.shape[-1], query.dtype)
                 self.settings = settings = _with_costs(settings, costs)
-                self.threshold_tokens = costs.threshold_tokens(settings.sampling)
+                self.threshold_tokens = costs.threshold_tokens()
             self.run.threshold_tokens = self.threshold_tokens
         return settings, self.threshold_tokens
 
@@ -194,18 +194,18 @@ def _attend_sparsely(
             CallRun(layer=layer, row=row, tokens=key.shape[2], queries=queries, why=why or "") for row in range(rows)
         ])  # fmt: skip
         return None
-    out_BTHD = torch.zeros(rows, queries, heads, value.shape[-1], dtype=query.dtype, device=query.device)
+    make = torch.empty if all(s is not None and s.end - s.first_query == queries for s in shape.rows) else torch.zeros
+    out_BTHD = make(rows, queries, heads, value.shape[-1], dtype=query.dtype, device=query.device)
     calls = []
     for row, span in enumerate(shape.rows):
         if span is None:
             continue
         part = slice(span.first_query - shape.offset, span.end - shape.offset)
         keys = slice(span.first_key, span.end)
-        out, call = attend_row(
+        _, call = attend_row(
             query[row, :, part], key[row, :, keys], value[row, :, keys], settings, layer=layer, row=row,
-            scaling=kwargs.get("scaling"), window_tokens=span.window_tokens,
+            scaling=kwargs.get("scaling"), window_tokens=span.window_tokens, out=out_BTHD[row, part].transpose(0, 1),
         )  # fmt: skip
-        out_BTHD[row, part] = out.transpose(0, 1)
         calls.append(call)
     _record(session, calls)
     return out_BTHD

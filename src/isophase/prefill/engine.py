@@ -53,7 +53,7 @@ class Settings:
 
 def attend_row(
     query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, settings: Settings, *, layer: int = 0,
-    row: int = 0, scaling: float | None = None, window_tokens: int | None = None,
+    row: int = 0, scaling: float | None = None, window_tokens: int | None = None, out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, CallRun]:  # fmt: skip
     """Attention of one prompt, or of its last part, without padding.
 
@@ -66,6 +66,7 @@ def attend_row(
         row: of the batch, for the report.
         scaling: factor of the logits; default D ** -0.5.
         window_tokens: of a sliding layer. It is read exactly, without what lies outside.
+        out: where the result is written, [H, T, D]; default a new tensor.
 
     Returns:
         [H, T, D], and what was done.
@@ -79,26 +80,30 @@ def attend_row(
             window_tokens=window_tokens, device=query_HTD.device,
         )  # fmt: skip
         with clock.part("attend"):
-            out = execute(query_HTD, key_KLD, value_KLD, plan, scale)
+            out_HTD = execute(query_HTD, key_KLD, value_KLD, plan, scale, out)
         heads = tuple(HeadRun(pattern="window", density=1.0, recall=None) for _ in query_HTD)
         why = "sliding window, read exactly"
     else:
         geometry = settings.geometry(tokens, first, query_HTD.device)
         choices = _choose(query_HTD, key_KLD, settings, geometry, layer, scale, clock)
-        out, heads = _attend(query_HTD, key_KLD, value_KLD, choices, geometry, scale, clock)
+        out_HTD = torch.empty_like(query_HTD) if out is None else out
+        heads = _attend(query_HTD, key_KLD, value_KLD, choices, geometry, scale, clock, out_HTD)
         why = "sparse" if any(choice.reads is not None for choice in choices) else "no head pays"
     done = CallRun(
         layer=layer, row=row, tokens=tokens, queries=query_HTD.shape[1], why=why, heads=heads, seconds=clock.seconds
     )
-    return out, done
+    return out_HTD, done
 
 
 def execute(
-    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, plan: Plan, scaling: float
-) -> torch.Tensor:
-    """Attention along a plan with the executor of the device."""
-    run = attend_blocked if query_HTD.device.type == "cpu" else attend_flex
-    return run(query_HTD, key_KLD, value_KLD, plan, scaling=scaling)
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, plan: Plan, scaling: float,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
+    """Attention along a plan with the executor of the device, into `out` or a new tensor."""
+    if query_HTD.device.type == "cpu":
+        return attend_blocked(query_HTD, key_KLD, value_KLD, plan, scaling=scaling, out=out)
+    found = attend_flex(query_HTD, key_KLD, value_KLD, plan, scaling=scaling)
+    return found if out is None else out.copy_(found)
 
 
 def make_plan(reads: list[Reads | None], geometry: Geometry) -> Plan:
@@ -144,31 +149,32 @@ def _choose(
 
 def _attend(
     query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, choices: list[Choice],
-    geometry: Geometry, scale: float, clock: Clock,
-) -> tuple[torch.Tensor, tuple[HeadRun, ...]]:  # fmt: skip
-    """Sparse heads along their plan, the others densely."""
+    geometry: Geometry, scale: float, clock: Clock, out_HTD: torch.Tensor,
+) -> tuple[HeadRun, ...]:  # fmt: skip
+    """Sparse heads along their plan, the others densely, into `out_HTD`."""
     group = len(query_HTD) // len(key_KLD)
-    out_HTD = torch.empty_like(query_HTD)
     density = [1.0] * len(choices)
-    # On a device the dense heads stay in the plan: one launch for all.
-    apart = query_HTD.device.type == "cpu"
-    for kv_head in range(len(key_KLD)):
-        heads = range(kv_head * group, (kv_head + 1) * group)
-        dense = [h for h in heads if apart and choices[h].reads is None]
-        sparse = [h for h in heads if h not in dense]
-        keys, values = key_KLD[kv_head : kv_head + 1], value_KLD[kv_head : kv_head + 1]
-        if dense:
-            with clock.part("dense"):
-                out_HTD[dense] = attend_dense(query_HTD[dense], keys, values, scaling=scale)
-        if sparse:
+    if query_HTD.device.type != "cpu":
+        # One launch for all heads, dense ones included.
+        with clock.part("choose"):
+            plan = make_plan([choice.reads for choice in choices], geometry)
+            density = plan.density().tolist()
+        with clock.part("attend"):
+            out_HTD.copy_(attend_flex(query_HTD, key_KLD, value_KLD, plan, scaling=scale))
+    else:
+        for head, choice in enumerate(choices):
+            one, kv = slice(head, head + 1), slice(head // group, head // group + 1)
+            inputs = query_HTD[one], key_KLD[kv], value_KLD[kv]
+            if choice.reads is None:
+                with clock.part("dense"):
+                    attend_dense(*inputs, scaling=scale, out=out_HTD[one])
+                continue
             with clock.part("choose"):
-                plan = make_plan([choices[h].reads for h in sparse], geometry)
-                shares = plan.density().tolist()
+                plan = make_plan([choice.reads], geometry)
+                density[head] = float(plan.density()[0])
             with clock.part("attend"):
-                out_HTD[sparse] = execute(query_HTD[sparse], keys, values, plan, scale)
-            for head, share in zip(sparse, shares, strict=True):
-                density[head] = share
-    return out_HTD, tuple(
+                attend_blocked(*inputs, plan, scaling=scale, out=out_HTD[one])
+    return tuple(
         HeadRun(pattern=write_pattern(choice.pattern), density=share, recall=choice.recall)
         for choice, share in zip(choices, density, strict=True)
     )

@@ -16,7 +16,7 @@ import torch
 from isophase.prefill.plan import Plan
 
 # Gathered keys and values of one call, in numbers of each: they are read again at once, so they should stay in cache.
-_GATHERED_NUMBERS = 2**20
+_GATHERED_NUMBERS = 2**19
 # Blocks of queries that read nearly as many keys share a call; shorter ones are padded by at most this share.
 _PADDED_SHARE, _PADDED_KEYS = 1 / 16, 16
 
@@ -47,8 +47,9 @@ def attend_reference(
 
 
 def attend_blocked(
-    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, plan: Plan, *, scaling: float | None = None
-) -> torch.Tensor:
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, plan: Plan, *,
+    scaling: float | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Attention along a plan with torch's CPU kernel, which is given only what is read.
 
     Each block of queries attends to its own keys with a causal mask, and without any mask to the gathered keys
@@ -60,11 +61,12 @@ def attend_blocked(
         value_KLD: as there.
         plan: what is read; on the CPU.
         scaling: as there.
+        out: where the result is written, [H, T, D]; default a new tensor.
 
     Returns:
         [H, T, D].
     """
-    out_HTD = torch.empty(query_HTD.shape, dtype=query_HTD.dtype)
+    out_HTD = torch.empty(query_HTD.shape, dtype=query_HTD.dtype) if out is None else out
     group = query_HTD.shape[0] // key_KLD.shape[0]
     scale = query_HTD.shape[-1] ** -0.5 if scaling is None else scaling
     for kv_head in range(key_KLD.shape[0]):
@@ -80,8 +82,9 @@ def attend_blocked(
 
 
 def attend_dense(
-    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, *, scaling: float | None = None
-) -> torch.Tensor:
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, *,
+    scaling: float | None = None, out: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Dense causal attention of the last T positions on the CPU, without copies of keys for each query head.
 
     Args:
@@ -89,6 +92,7 @@ def attend_dense(
         key_KLD: as there.
         value_KLD: as there.
         scaling: as there.
+        out: as `attend_blocked`.
 
     Returns:
         [H, T, D].
@@ -96,16 +100,16 @@ def attend_dense(
     heads, queries, width = query_HTD.shape
     group, before = heads // key_KLD.shape[0], key_KLD.shape[1] - queries
     scale = width**-0.5 if scaling is None else scaling
-    out_HTD = torch.empty(query_HTD.shape, dtype=query_HTD.dtype)
+    out_HTD = torch.empty(query_HTD.shape, dtype=query_HTD.dtype) if out is None else out
     for kv_head in range(key_KLD.shape[0]):
         own = slice(kv_head * group, (kv_head + 1) * group)
         query = query_HTD[None, own]
         key, value = (x[None, kv_head : kv_head + 1].expand(-1, group, -1, -1) for x in (key_KLD, value_KLD))
-        out, lse = _kernel(query, key[:, :, before:], value[:, :, before:], scale, causal=True)
+        found, lse = _kernel(query, key[:, :, before:], value[:, :, before:], scale, causal=True)
         if before:
             past, past_lse = _kernel(query, key[:, :, :before], value[:, :, :before], scale, causal=False)
-            out = torch.lerp(out, past, torch.sigmoid(past_lse - lse).to(out.dtype)[..., None])
-        out_HTD[own] = out[0]
+            found.lerp_(past, torch.sigmoid(past_lse - lse).to(found.dtype)[..., None])
+        out_HTD[own] = found[0]
     return out_HTD
 
 
@@ -129,7 +133,8 @@ def _own_blocks(
     size = plan.query_tokens
     whole = queries // size * size
     lse_GT = torch.empty(group, queries)
-    parts = [(0, whole, size)] if whole else []
+    step = max(1, _GATHERED_NUMBERS // (size * width * group)) * size
+    parts = [(first, min(first + step, whole), size) for first in range(0, whole, step)]
     if whole < queries:
         parts.append((whole, queries, queries - whole))
     for first, last, rows in parts:

@@ -23,7 +23,7 @@ from isophase.prefill.plan import Plan
 from isophase.prefill.sample import Geometry, Sampling
 
 # Looking at sampled queries may cost this share of dense attention where nothing comes of it.
-_LOOK_SHARE = 0.05
+_LOOK_SHARE = 0.06
 # A head is attended to sparsely where that is predicted to take at most this share of dense attention.
 PAYS_BELOW = 0.85
 _TOKENS, _KEYS, _ROUNDS, _SECONDS = 4096, 1024, 3, 0.1
@@ -31,21 +31,25 @@ _TOKENS, _KEYS, _ROUNDS, _SECONDS = 4096, 1024, 3, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds per pair of a query and a key, for one head.
+    """Seconds that attention of one head takes.
 
     Attributes:
-        dense: of dense causal attention.
-        blocked: of attention along a plan, making its calls included.
-        looked: of sampled queries: their attention, its sums, and the choice.
+        dense: dense causal attention, per pair of a query and a key.
+        blocked: attention along a plan, per pair, making its calls included.
+        looked: looking at a prompt and choosing, however long it is.
+        looked_token: what each token of the prompt adds to that.
     """
 
     dense: float
     blocked: float
     looked: float
+    looked_token: float
 
-    def threshold_tokens(self, sampling: Sampling) -> int:
-        """Shortest prompt that is looked at: below, looking alone would cost more than 5 % of dense attention."""
-        exact = 2 * sampling.rows * self.looked / (self.dense * _LOOK_SHARE)
+    def threshold_tokens(self) -> int:
+        """Shortest prompt that is looked at: below, looking alone would cost more than 6 % of dense attention."""
+        # The larger root of looked + looked_token t = share dense t^2 / 2.
+        half = self.looked_token / (self.dense * _LOOK_SHARE)
+        exact = half + (half**2 + 2 * self.looked / (self.dense * _LOOK_SHARE)) ** 0.5
         return max(256, -(-int(exact) // 256) * 256)
 
     def sparse_share(self, keys_per_query: float, geometry: Geometry) -> float:
@@ -125,7 +129,7 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
 
     generator = torch.Generator().manual_seed(0)
     query, key, value = (torch.randn(1, _TOKENS, width, generator=generator).to(dtype) for _ in range(3))
-    geometry, sampling = Geometry(tokens=_TOKENS), Sampling()
+    geometry = Geometry(tokens=_TOKENS)
     far_QN = geometry.distance_QN(geometry.starts_Q)
     plan = Plan(
         blocks_HQN=((far_QN >= 0) & (far_QN <= _KEYS // 2 // geometry.key_tokens))[None],
@@ -134,14 +138,16 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
     )  # fmt: skip
     pairs = float(plan.density().sum()) * _TOKENS * _TOKENS / 2
 
-    def look() -> None:
+    def look(tokens: int) -> None:
+        part = Geometry(tokens=tokens)
         with one_thread():
-            Adaptive().choose(sample_head(query[0], key[0], geometry, sampling, scaling=width**-0.5))
+            Adaptive().choose(sample_head(query[0, :tokens], key[0, :tokens], part, Sampling(), scaling=width**-0.5))
 
     parts: dict[str, tuple[Callable[[], object], float]] = {
         "dense": (lambda: attend_dense(query, key, value), _TOKENS * _TOKENS / 2),
         "blocked": (lambda: attend_blocked(query, key, value, plan), pairs),
-        "looked": (look, float(sampling.rows * _TOKENS)),
+        "short": (lambda: look(_TOKENS // 4), 1.0),
+        "long": (lambda: look(_TOKENS), 1.0),
     }
     best = dict.fromkeys(parts, float("inf"))
     with torch.inference_mode():
@@ -156,4 +162,8 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
                     best[name] = min(best[name], (now - began) / size)
                     if now >= end:
                         break
-    return Costs(**best)
+    token = max(0.0, best["long"] - best["short"]) / (_TOKENS * 3 / 4)
+    return Costs(
+        dense=best["dense"], blocked=best["blocked"], looked_token=token,
+        looked=max(0.0, best["long"] - token * _TOKENS),
+    )  # fmt: skip

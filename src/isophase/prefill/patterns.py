@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -29,55 +28,41 @@ class Reads(Protocol):
 
     @property
     def columns(self) -> torch.Tensor:
-        """Single keys, long, rising."""
+        """Single keys, long, rising: always the best candidates of the head's sample."""
 
     def at(self, blocks_S: torch.Tensor) -> torch.Tensor:
         """Blocks of keys that some blocks of queries read, bool [S, N]."""
 
-    def recall(self) -> float:
-        """Share of attention kept, on the verifying queries."""
-
     def keys_per_query(self) -> float:
-        """Keys read before the own block, mean over queries."""
+        """Keys read before the own block, mean over blocks of queries."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SlashReads:
-    """Blocks at fixed distances, and the best candidates among columns.
+    """Blocks at fixed distances, and columns.
 
     Attributes:
-        sample: of the head.
+        geometry: how the prompt is cut.
         distances_U: chosen distances, bool.
-        best: so many of the sample's best columns.
+        columns: single keys, rising.
     """
 
-    sample: HeadSample
+    geometry: Geometry
     distances_U: torch.Tensor
-    best: int
-
-    @cached_property
-    def columns(self) -> torch.Tensor:
-        """As `Reads.columns`."""
-        return self.sample.columns_C[: self.best].sort().values
+    columns: torch.Tensor
 
     def at(self, blocks_S: torch.Tensor) -> torch.Tensor:
         """As `Reads.at`."""
-        geometry = self.sample.geometry
-        far_SN = geometry.distance_QN(geometry.starts_Q[blocks_S])
+        far_SN = self.geometry.distance_QN(self.geometry.starts_Q[blocks_S])
         return self.distances_U[far_SN.clamp(min=0)] & (far_SN >= 0)
-
-    def recall(self) -> float:
-        """As `Reads.recall`."""
-        return self.sample.recall(self.at(self.sample.block_V), self.best)
 
     def keys_per_query(self) -> float:
         """As `Reads.keys_per_query`; a column inside a chosen block is counted twice."""
-        geometry = self.sample.geometry
-        starts_Q = geometry.starts_Q
-        near_U = torch.arange(len(self.distances_U), device=geometry.device) * geometry.key_tokens
+        starts_Q, width = self.geometry.starts_Q, self.geometry.key_tokens
+        near_U = torch.arange(len(self.distances_U), device=starts_Q.device) * width
         reach_U = len(starts_Q) - torch.searchsorted(starts_Q, near_U)
-        keys = (reach_U * self.distances_U).sum() * geometry.key_tokens
-        keys = keys + (len(starts_Q) - torch.searchsorted(starts_Q, self.sample.columns_C[: self.best])).sum()
+        keys = (reach_U * self.distances_U).sum() * width
+        keys = keys + (len(starts_Q) - torch.searchsorted(starts_Q, self.columns)).sum()
         return float(keys) / len(starts_Q)
 
 
@@ -86,11 +71,11 @@ class BlockReads:
     """Blocks of keys chosen for each block of queries.
 
     Attributes:
-        sample: of the head.
+        geometry: how the prompt is cut.
         blocks_QN: chosen blocks, bool.
     """
 
-    sample: HeadSample
+    geometry: Geometry
     blocks_QN: torch.Tensor
 
     @property
@@ -102,13 +87,9 @@ class BlockReads:
         """As `Reads.at`."""
         return self.blocks_QN[blocks_S]
 
-    def recall(self) -> float:
-        """As `Reads.recall`."""
-        return self.sample.recall(self.at(self.sample.block_V), 0)
-
     def keys_per_query(self) -> float:
         """As `Reads.keys_per_query`."""
-        return float(self.blocks_QN.sum()) * self.sample.geometry.key_tokens / len(self.blocks_QN)
+        return float(self.blocks_QN.sum()) * self.geometry.key_tokens / len(self.blocks_QN)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +117,7 @@ class AShape:
 
     def choose(self, sample: HeadSample) -> Reads:
         """What this head reads."""
-        return BlockReads(sample=sample, blocks_QN=self.blocks(sample.geometry, sample.geometry.starts_Q))
+        return BlockReads(geometry=sample.geometry, blocks_QN=self.blocks(sample.geometry, sample.geometry.starts_Q))
 
     def blocks(self, geometry: Geometry, starts_S: torch.Tensor) -> torch.Tensor:
         """Blocks of keys that blocks of queries with these starts read, bool [S, N]."""
@@ -168,7 +149,7 @@ class VerticalSlash:
         worth_U[: NEAREST_KEYS // width + 1] = torch.inf
         chosen_U = torch.zeros(len(worth_U), dtype=torch.bool, device=worth_U.device)
         chosen_U[worth_U.topk(min(len(worth_U), -(-self.slash_tokens // width))).indices] = True
-        return SlashReads(sample=sample, distances_U=chosen_U, best=min(self.columns, len(sample.columns_C)))
+        return SlashReads(geometry=sample.geometry, distances_U=chosen_U, columns=sample.best(self.columns))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +178,8 @@ class BlockSparse:
         share_QP = self.shares(sample)
         best = share_QP.topk(min(self.windows, share_QP.shape[1])).indices
         chosen_QP = torch.zeros(share_QP.shape, dtype=torch.bool, device=share_QP.device).scatter_(1, best, True)
-        return BlockReads(sample=sample, blocks_QN=self.spread(chosen_QP & (share_QP > 0), sample.geometry))
+        blocks_QN = self.spread(chosen_QP & (share_QP > 0), sample.geometry)
+        return BlockReads(geometry=sample.geometry, blocks_QN=blocks_QN)
 
     def shares(self, sample: HeadSample) -> torch.Tensor:
         """Softmax over windows before each block of queries, float32 [Q, P]; 0 for windows that it cannot read."""

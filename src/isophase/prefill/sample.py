@@ -63,7 +63,7 @@ class Sampling:
 
     last: int = 64
     spread: int = 32
-    verify: int = 32
+    verify: int = 64
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -95,6 +95,24 @@ class Sampling:
         early = spread(self.spread, int(newest[0]))
         fit = torch.cat([early[early < newest[0]], newest])
         return fit.to(geometry.device), spread(self.verify, end).to(geometry.device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall:
+    """Share of attention kept.
+
+    Attributes:
+        mean: over the verifying queries, 0..1.
+        error: standard error of the mean.
+    """
+
+    mean: float
+    error: float
+
+    @property
+    def low(self) -> float:
+        """The mean less one standard error; the smallest of many sizes that reach a target did so by luck, too."""
+        return self.mean - self.error
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,8 +150,12 @@ class HeadSample:
         """Block of queries of each verifying query."""
         return (self.verify_V - self.geometry.first_query) // self.geometry.query_tokens
 
-    def recall(self, read_VN: torch.Tensor, columns: int, chosen_C: torch.Tensor | None = None) -> float:
-        """Share of attention that a choice keeps, mean over the verifying queries, 0..1.
+    def best(self, columns: int) -> torch.Tensor:
+        """So many of the best candidates, rising; a tensor of their own."""
+        return self.columns_C[:columns].sort().values
+
+    def recall(self, read_VN: torch.Tensor, columns: int, chosen_C: torch.Tensor | None = None) -> Recall:
+        """Share of attention that a choice keeps.
 
         Args:
             read_VN: blocks that each verifying query's block reads, bool.
@@ -144,7 +166,10 @@ class HeadSample:
         if columns:
             at_C = self.columns_C[:columns] // self.geometry.key_tokens if chosen_C is None else chosen_C[:columns]
             kept_V = kept_V + (self.column_VC[:, :columns] * ~read_VN[:, at_C]).sum(1)
-        return min(1.0, float(kept_V.mean()))
+        return Recall(
+            mean=min(1.0, float(kept_V.mean())),
+            error=float(kept_V.std()) / len(kept_V) ** 0.5 if len(kept_V) > 1 else 0.0,
+        )
 
 
 def attention_rows(

@@ -76,7 +76,8 @@ class Survey:
             assert not isinstance(pattern, Dense), "dense attention is always offered"
             reads = pattern.choose(sample)
             cost = min(1.0, (reads.keys_per_query() + own) / (dense + own))
-            offers.append(Offer(pattern=pattern, recall=reads.recall(), cost=cost))
+            kept = sample.recall(reads.at(sample.block_V), len(reads.columns)).mean
+            offers.append(Offer(pattern=pattern, recall=kept, cost=cost))
         offers.append(Offer(pattern=Dense(), recall=1.0, cost=1.0))
         self.offers[layer, head] = offers
         return Choice(pattern=Dense(), reads=None, recall=1.0, keys_per_query=dense)
@@ -113,7 +114,7 @@ def search(
         raise ValueError(f"ids are {tuple(ids_1T.shape)}; give one row of 512 tokens or more")
     survey = Survey(candidates=candidates)
     with torch.inference_mode(), sparse_prefill(
-        model, survey, threshold_tokens=1, sampling=Sampling(seed=seed, spread=64, verify=64)
+        model, survey, threshold_tokens=1, sampling=Sampling(seed=seed, spread=64, verify=128)
     ) as run:  # fmt: skip
         model(ids_1T.to(model.device), logits_to_keep=1, use_cache=False)
     if not survey.offers:

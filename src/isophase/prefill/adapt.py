@@ -29,6 +29,8 @@ from isophase.prefill.sample import HeadSample, Recall
 
 _PRICES = (1e-7, 1e-1)
 _STEPS = 8
+# Where vertical-slash reads less than this share of dense attention, looking further would cost what it could gain.
+_GOOD_ENOUGH = 0.1
 # How much less a column may be worth than a diagonal: its worth leaves out its largest reading, a diagonal's does not.
 _LEANS = (4.0, 32.0)
 
@@ -71,13 +73,19 @@ class Adaptive:
     def choose(self, sample: HeadSample) -> Choice:
         """The cheapest pattern that reaches the target on this head's sample."""
         dense = float(sample.geometry.starts_Q.double().mean())
-        ladders = [_vertical_slash(sample, lean) for lean in _LEANS]
-        ladders += [_block_sparse(sample, self.window_tokens, self.overlap), _a_shape(sample)]
-        found = [choice for ladder in ladders if (choice := self._cheapest(ladder)) is not None]
-        best = min(found, key=lambda choice: choice.keys_per_query, default=None)
+        best = self._best([_vertical_slash(sample, lean) for lean in _LEANS])
+        if best is None or best.keys_per_query > dense * _GOOD_ENOUGH:
+            others = [_block_sparse(sample, self.window_tokens, self.overlap), _a_shape(sample)]
+            found = [choice for choice in (best, self._best(others)) if choice is not None]
+            best = min(found, key=lambda choice: choice.keys_per_query, default=None)
         if best is None or best.keys_per_query >= dense:
             return Choice(pattern=Dense(), reads=None, recall=1.0, keys_per_query=dense)
         return best
+
+    def _best(self, ladders: list[Ladder]) -> Choice | None:
+        """The cheapest of several patterns."""
+        found = [choice for ladder in ladders if (choice := self._cheapest(ladder)) is not None]
+        return min(found, key=lambda choice: choice.keys_per_query, default=None)
 
     def _cheapest(self, ladder: Ladder) -> Choice | None:
         """The highest price at which the target is reached, by bisection of its logarithm."""

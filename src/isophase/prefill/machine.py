@@ -118,7 +118,9 @@ def _read(file: Path) -> dict[str, dict[str, float]]:
 
 
 def measure(width: int, dtype: torch.dtype) -> Costs:
-    """Measure dense and blocked attention and sampling in turns; the fastest round of each counts.
+    """Measure dense and blocked attention and looking in turns; the fastest round of each counts.
+
+    Processor time by thread is taken, so that other work on the machine does not decide for months what is sparse.
 
     Args:
         width: head size.
@@ -143,9 +145,10 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
         with one_thread():
             Adaptive().choose(sample_head(query[0, :tokens], key[0, :tokens], part, Sampling(), scaling=width**-0.5))
 
+    threads = torch.get_num_threads()
     parts: dict[str, tuple[Callable[[], object], float]] = {
-        "dense": (lambda: attend_dense(query, key, value), _TOKENS * _TOKENS / 2),
-        "blocked": (lambda: attend_blocked(query, key, value, plan), pairs),
+        "dense": (lambda: attend_dense(query, key, value), threads * _TOKENS * _TOKENS / 2),
+        "blocked": (lambda: attend_blocked(query, key, value, plan), threads * pairs),
         "short": (lambda: look(_TOKENS // 4), 1.0),
         "long": (lambda: look(_TOKENS), 1.0),
     }
@@ -156,11 +159,10 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
                 # Short parts run more often: an interruption would change them most.
                 end = time.perf_counter() + _SECONDS
                 while True:
-                    began = time.perf_counter()
+                    began = time.process_time()
                     part()
-                    now = time.perf_counter()
-                    best[name] = min(best[name], (now - began) / size)
-                    if now >= end:
+                    best[name] = min(best[name], (time.process_time() - began) / size)
+                    if time.perf_counter() >= end:
                         break
     token = max(0.0, best["long"] - best["short"]) / (_TOKENS * 3 / 4)
     return Costs(

@@ -11,6 +11,8 @@ from functools import cached_property
 
 import torch
 
+_ROWS = 16
+
 
 @dataclass(frozen=True, kw_only=True)
 class Geometry:
@@ -55,15 +57,15 @@ class Sampling:
     """Which queries are looked at.
 
     Attributes:
-        last: newest queries, as in MInference (arXiv 2407.02490, section 3.2).
+        last: newest queries, as in MInference (arXiv 2407.02490, section 3.2), which takes 64.
         spread: queries spread over the prompt; columns that only the newest queries read are no surprise to them.
         verify: queries spread over the prompt on which recall is measured; indices are not fitted to them.
         seed: of the places.
     """
 
-    last: int = 64
+    last: int = 32
     spread: int = 32
-    verify: int = 64
+    verify: int = 32
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -186,10 +188,17 @@ def attention_rows(
     Returns:
         Softmax in float32, [S, L]; 0 after each query.
     """
-    logits_SL = (query_SD @ key_LD.T).float().mul_(scaling)
-    for row, position in enumerate(positions_S.tolist()):
-        logits_SL[row, position + 1 :] = -torch.inf
-    return logits_SL.softmax(dim=-1)
+    rows_SL = torch.zeros(len(query_SD), len(key_LD), device=query_SD.device)
+    scaled_SD = query_SD * scaling
+    for first in range(0, len(query_SD), _ROWS):
+        # A few rows at a time stay in cache, and see no further than the last of them.
+        positions = positions_S[first : first + _ROWS].tolist()
+        end = max(positions) + 1
+        logits = (scaled_SD[first : first + _ROWS] @ key_LD[:end].T).float()
+        for row, position in enumerate(positions):
+            logits[row, position + 1 :] = -torch.inf
+        rows_SL[first : first + _ROWS, :end] = logits.softmax(dim=-1)
+    return rows_SL
 
 
 def sample_head(
@@ -262,10 +271,19 @@ def _slash_worth(rows_FL: torch.Tensor, fit_F: torch.Tensor, geometry: Geometry)
     So a distance earns the mean over r, and the sum over x, of the diagonals: two box filters.
     """
     tokens, size, width = geometry.tokens, geometry.query_tokens, geometry.key_tokens
-    # Every row is put so that its own diagonal ends at the same place: one addition for all of its diagonals.
+    # Every row is put so that its own diagonal ends at the same place: one addition for all of its diagonals. Rows
+    # that follow each other, as the newest do, are put so by reading their table with a longer stride.
     sums = torch.zeros(tokens, device=rows_FL.device)
-    for row, position in enumerate(fit_F.tolist()):
+    positions = fit_F.tolist()
+    newest = next((n for n in range(len(positions)) if positions[n] == tokens - len(positions) + n), len(positions))
+    for row, position in enumerate(positions[:newest]):
         sums[tokens - 1 - position :] += rows_FL[row, : position + 1]
+    if newest < len(positions):
+        count = len(positions) - newest
+        wide = torch.nn.functional.pad(rows_FL[newest:], (count, 0))
+        # Row r of the newest ends at position tokens - count + r: shifted right by count - 1 - r.
+        shifted = wide.as_strided((count, tokens), (wide.stride(0) + 1, 1), 1)
+        sums += shifted.sum(0)
     diagonal_L = sums.flip(0).double()
 
     distances = geometry.key_blocks

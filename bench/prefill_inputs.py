@@ -1,19 +1,24 @@
-"""Queries and keys for `prefill.py`: planted vertical-slash structure, and those of a real model.
+"""For `prefill.py`: planted vertical-slash structure, queries and keys of a real model, and what is measured on them.
 
 Legend: H query heads, K KV heads, T tokens, D head width.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import statistics
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+from isophase.prefill import Geometry, Reads, Settings, attention_rows, make_plan, sample_head
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ROOT = Path(__file__).parent.parent
@@ -88,3 +93,66 @@ def peak_bytes(reset: bool = False) -> int:
         return int(line.split()[1]) * 1024
     except OSError:
         return 0
+
+
+def reads_of(
+    settings: Settings, query: torch.Tensor, key: torch.Tensor, geometry: Geometry, layer: int = 0
+) -> list[Reads | None]:
+    """What each head reads, again: choosing has no chance in it."""
+    group = len(query) // len(key)
+    reads: list[Reads | None] = []
+    for head, query_TD in enumerate(query):
+        if settings.policy.is_dense(layer, head):
+            reads.append(None)
+            continue
+        sample = sample_head(query_TD, key[head // group], geometry, settings.sampling, scaling=query.shape[-1] ** -0.5)
+        choice = settings.policy.choose(layer, head, sample)
+        pays = settings.costs is None or settings.costs.sparse_share(choice.keys_per_query, geometry) <= 0.85
+        reads.append(choice.reads if pays else None)
+    return reads
+
+
+def recall_of(
+    reads: list[Reads | None], query: torch.Tensor, key: torch.Tensor, geometry: Geometry, queries: int = 256
+) -> tuple[list[float], list[float]]:
+    """Recall on queries spread over the prompt that nothing was fitted to, and density, by head."""
+    generator = torch.Generator().manual_seed(12345)
+    at = torch.randint(geometry.tokens, (queries,), generator=generator).sort().values
+    group = len(query) // len(key)
+    recalls, densities = [], []
+    for head, read in enumerate(reads):
+        if read is None:
+            recalls.append(1.0)
+            densities.append(1.0)
+            continue
+        plan = make_plan([read], geometry)
+        rows = attention_rows(query[head, at], key[head // group], at, query.shape[-1] ** -0.5)
+        recalls.append(float((rows * plan.rows(0, at)).sum() / queries))
+        densities.append(float(plan.density()[0]))
+    return recalls, densities
+
+
+def spread(values: list[float]) -> list[float]:
+    """Median, least and largest."""
+    return [round(v, 4) for v in (statistics.median(values), min(values), max(values))]
+
+
+def show(row: dict[str, Any]) -> dict[str, Any]:
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def load(folder: str, tokens: int = 0) -> tuple[Any, Any]:
+    """Model and tokenizer; positions beyond the model's own are extended by a larger rotary base."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    limit = model.config.max_position_embeddings
+    if tokens > limit:
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+        scale = tokens / limit
+        width = model.config.head_dim
+        # "NTK-aware" scaling of the base.
+        model.config.rope_parameters["rope_theta"] *= scale ** (width / (width - 2))
+        model.config.max_position_embeddings = tokens
+        model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
+    return model, AutoTokenizer.from_pretrained(folder)

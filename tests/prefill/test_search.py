@@ -139,14 +139,14 @@ def test_commands(folder, monkeypatch, capsys, tmp_path) -> None:
 
 def test_audits_read_sparsely(folder, monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
-    kinds = ["block_sparse(windows=1, overlap=1)", "auto"]
+    kinds = ["block_sparse(windows=1, window_tokens=16, overlap=1)", "auto"]
     command = ["audit", f"hf:{folder}", "--prefill", kinds[0], "--prefill", kinds[1], "--items", "2", "--records", "3"]
-    command += ["--length", "400", "--demonstrations", "0", "--style", "sentences", "--window", "64", "--out", "run"]
+    command += ["--length", "400", "--demonstrations", "0", "--style", "sentences", "--window", "16", "--out", "run"]
     code, out, err = run(monkeypatch, capsys, *command, "--json", "-")
     assert code in (0, 10, 11), err
     findings = json.loads(out)["findings"]
     assert [f["target"] for f in findings] == [f"hf:{folder}|prefill({kind})" for kind in kinds]
-    assert findings[0]["stride_tokens"] == 64
+    assert findings[0]["stride_tokens"] == 16
     code, _, err = run(monkeypatch, capsys, "audit", f"hf:{folder}", "--prefill", "tri_shape()", "--out", "x")
     assert (code, err.count("\n")) == (2, 1), err
     with pytest.raises(IsophaseError, match="--cache and --prefill are given together"):

@@ -32,6 +32,9 @@ def test_commands_parse(page: str, line: str) -> None:
     if name.startswith("--"):
         return
     command = group.commands[name]  # type: ignore[attr-defined]
+    while arguments and arguments[0] in getattr(command, "commands", {}):
+        name = arguments.pop(0)
+        command = command.commands[name]
     with command.make_context(name, list(arguments)) as context:
         assert context.params
 

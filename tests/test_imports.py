@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "prefill": {"chunking"},
     "retrieval": {"chunking"},
     "probes": set(),
-    "targets": {"probes", "models", "cache"},
+    "targets": {"probes", "models", "cache", "prefill"},
     "audit": {"probes", "targets", "statistics"},
 }
 ALLOWED["needle"] = {"probes", "targets", "statistics", "audit", "models", "cache"}
@@ -37,7 +37,10 @@ ALLOWED["cli"] = {*ALLOWED, "lab", "mitigate"}
 # Parts that must load where torch is not installed.
 WITHOUT_TORCH = {"statistics", "probes", "audit", "cli"}
 # Files of `targets` that are loaded only for a model in this process.
-NEEDS_TORCH = {"targets/huggingface.py", "targets/compressed.py", "targets/bundled.py", "targets/invariants_local.py"}
+NEEDS_TORCH = {
+    "targets/huggingface.py", "targets/compressed.py", "targets/bundled.py", "targets/sparse.py",
+    "targets/invariants_local.py",
+}  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "accelerate", "gguf"}
 
 

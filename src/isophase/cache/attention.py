@@ -18,7 +18,8 @@ import torch
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 ATTENTION = "isophase_cache"
-SUPPORTED = ("sdpa", "eager")
+# The last is `isophase.prefill`, which takes the masks of sdpa and hands what it does not read sparsely to sdpa.
+SUPPORTED = ("sdpa", "eager", "isophase_prefill")
 _CHOSEN = "_attn_implementation_internal"
 
 
@@ -81,7 +82,9 @@ def disarm() -> bool:
     """Set the attention function back; returns whether a call was being waited for."""
     if _waiting.layer is None:
         return False
-    vars(_waiting.config)[_CHOSEN] = _waiting.name
+    # Unless someone has set it since: an error may have ended the `with` block that the name belongs to.
+    if vars(_waiting.config)[_CHOSEN] == ATTENTION:
+        vars(_waiting.config)[_CHOSEN] = _waiting.name
     _waiting.layer = _waiting.config = None
     return True
 

@@ -132,7 +132,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         Args:
             query_BHTD: new queries.
             mask: [B or 1, 1, T, L], or None.
-            name: attention function that will read it; `sdpa` takes bool, `eager` adds.
+            name: attention function that will read it; `eager` adds, the others take bool.
 
         Returns:
             [B, H, T, E], or what was given where nothing was dropped, or None where everything is seen.
@@ -154,7 +154,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
             seen = wide.gather(3, positions.clamp(min=0)[:, :, None].expand(-1, -1, new, entries))
         seen = seen & (positions >= 0)[:, :, None]
         group = query_BHTD.shape[1] // seen.shape[1]
-        if name == "sdpa" and self.counts_BKP is None:
+        if name != "eager" and self.counts_BKP is None:
             return seen.repeat_interleave(group, dim=1)
         added = torch.zeros(seen.shape, dtype=query_BHTD.dtype, device=seen.device)
         if self.counts_BKP is not None:

@@ -35,6 +35,7 @@ def audit(
     gguf: opt.Gguf = None,
     cache: opt.Cache = None,
     vote: opt.Vote = None,
+    prefill: opt.Prefill = None,
     server: opt.Server = "auto",
     tokenizer: opt.TokenizerOption = None,
     concurrency: opt.Concurrency = 16,
@@ -57,7 +58,7 @@ def audit(
         targets, stride = ["planted:period=8,amplitude=.15,accuracy=.75,noise=.1,trend=.2"], "scan"
         control = "planted:amplitude=0,accuracy=.75,noise=.1,trend=.2"
     settings = opt.audit_settings(
-        opt.with_variants(targets, cache, vote), control, probe, stride, items, records, length, window, seed,
+        opt.with_variants(targets, cache, vote, prefill), control, probe, stride, items, records, length, window, seed,
         demonstrations, key_tokens, value_tokens, style, margin, gguf, server, tokenizer,
     )  # fmt: skip
     open_target = opt.opener(gguf, opt.server_options(server, tokenizer, concurrency, timeout))

@@ -23,6 +23,7 @@ from isophase.cli import (
     models,
     needle,
     plan,
+    prefill,
     repair,
     report,
     search,
@@ -90,6 +91,7 @@ app.command("explain")(explain.explain)
 app.command("needle")(needle.needle)
 app.command("repair")(repair.repair)
 app.add_typer(embed.embed, name="embed")
+app.add_typer(prefill.prefill, name="prefill")
 app.command("search")(search.search)
 app.command("align")(align.align)
 app.command("serve")(serve.serve)

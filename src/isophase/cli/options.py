@@ -78,6 +78,15 @@ Cache = Annotated[
         show_default=False,
     ),
 ]
+Prefill = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--prefill",
+        help="Let hf: targets read prompts sparsely: auto, a file of `isophase prefill search`, or a pattern such as "
+        "'block_sparse(windows=16, overlap=1)'. Repeat it to compare.",
+        show_default=False,
+    ),
+]
 Vote = Annotated[
     list[str] | None,
     typer.Option(
@@ -98,19 +107,22 @@ Json = Annotated[
 ]
 
 
-def with_variants(targets: list[str] | None, caches: list[str] | None, votes: list[str] | None) -> list[str] | None:
-    """Every target once for each cache method and each vote that it can have, in its place; others as they are.
+def with_variants(
+    targets: list[str] | None, caches: list[str] | None, votes: list[str] | None, prefills: list[str] | None = None
+) -> list[str] | None:
+    """Every target once for each cache method, vote or prefill that it can have, in its place; others as they are.
 
     Raises:
-        IsophaseError: if a cache or a vote is asked for and no target can have one.
+        IsophaseError: if one is asked for and no target can have it, or two kinds are asked for at once.
     """
-    if caches and votes:
-        raise IsophaseError("--cache and --vote are given together.", "Measure them one at a time.")
-    if not caches and not votes:
+    given = {"--cache": caches, "--vote": votes, "--prefill": prefills}
+    if len(asked := [name for name, values in given.items() if values]) > 1:
+        raise IsophaseError(f"{asked[0]} and {asked[1]} are given together.", "Measure them one at a time.")
+    if not asked:
         return targets
-    suffixes = [f"|{method}" for method in caches or []]
+    suffixes = [f"|{method}" for method in caches or []] + [f"|prefill({patterns})" for patterns in prefills or []]
     kinds: tuple[str, ...] = ("hf:",)
-    option = "--cache compresses hf: targets"
+    option = "--cache compresses hf: targets" if caches else "--prefill is for hf: targets"
     if votes:
         suffixes = ["" if vote.strip() == "1" else vote_suffix(vote) for vote in votes]
         kinds, option = VOTERS, "--vote asks models and servers"

@@ -26,6 +26,7 @@ def plan(
     gguf: opt.Gguf = None,
     cache: opt.Cache = None,
     vote: opt.Vote = None,
+    prefill: opt.Prefill = None,
     server: opt.Server = "auto",
     tokenizer: opt.TokenizerOption = None,
     concurrency: opt.Concurrency = 16,
@@ -34,7 +35,7 @@ def plan(
 ) -> None:
     """Residues covered, prompts, tokens, detectable amplitude. Asks the model nothing."""
     settings = opt.audit_settings(
-        opt.with_variants(targets, cache, vote), control, probe, stride, items, records, length, window, seed,
+        opt.with_variants(targets, cache, vote, prefill), control, probe, stride, items, records, length, window, seed,
         demonstrations, key_tokens, value_tokens, style, margin, gguf, server, tokenizer,
     )  # fmt: skip
     open_target = opt.opener(gguf, opt.server_options(server, tokenizer, concurrency, timeout))

@@ -34,7 +34,8 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
 
     Args:
         spec: `isophase:NAME` (a bundled model), `hf:PATH_OR_ID` (any transformers causal language model),
-            `hf:PATH_OR_ID|METHOD` (one that answers from a compressed cache), `http://HOST:PORT/v1#MODEL` (a
+            `hf:PATH_OR_ID|METHOD` (one that answers from a compressed cache), `hf:PATH_OR_ID|prefill(PATTERNS)` (one
+            that reads prompts sparsely), `http://HOST:PORT/v1#MODEL` (a
             server) or `planted:...` (a fake model with a known effect).
         gguf_file: GGUF file inside the folder of an `hf:` spec.
         server: how to treat a server; None: as it suits the server.
@@ -71,6 +72,10 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
 
         return open_bundled(rest)
     path, bar, cache = rest.partition("|")
+    if cache.startswith("prefill(") and cache.endswith(")"):
+        from isophase.targets.sparse import SparseTarget
+
+        return SparseTarget(path, patterns=cache[len("prefill(") : -1], gguf_file=gguf_file)
     if bar:
         from isophase.targets.compressed import CompressedTarget
 

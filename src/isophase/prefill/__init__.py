@@ -1,0 +1,57 @@
+"""Sparse attention over long prompts: `with sparse_prefill(model): ...`."""
+
+from isophase.prefill.adapt import Adaptive, Choice
+from isophase.prefill.attach import sparse_prefill
+from isophase.prefill.engine import Settings, attend_row, execute, make_plan
+from isophase.prefill.execute import attend_blocked, attend_dense, attend_reference
+from isophase.prefill.machine import Costs, costs_of
+from isophase.prefill.patterns import AShape, BlockSparse, Dense, Pattern, Reads, VerticalSlash
+from isophase.prefill.picture import draw_densities
+from isophase.prefill.plan import Plan, full_plan
+from isophase.prefill.policy import Auto, Policy, Table
+from isophase.prefill.run import CallRun, HeadRun, PrefillRun
+from isophase.prefill.sample import Geometry, HeadSample, Sampling, attention_rows, sample_head
+from isophase.prefill.search import search
+from isophase.prefill.spec import parse_pattern, write_pattern
+from isophase.prefill.table_file import PatternFile, parse_patterns, read_patterns
+
+__all__ = [
+    "AShape",
+    "Adaptive",
+    "Auto",
+    "BlockSparse",
+    "CallRun",
+    "Choice",
+    "Costs",
+    "Dense",
+    "Geometry",
+    "HeadRun",
+    "HeadSample",
+    "Pattern",
+    "PatternFile",
+    "Plan",
+    "Policy",
+    "PrefillRun",
+    "Reads",
+    "Sampling",
+    "Settings",
+    "Table",
+    "VerticalSlash",
+    "attend_blocked",
+    "attend_dense",
+    "attend_reference",
+    "attend_row",
+    "attention_rows",
+    "costs_of",
+    "draw_densities",
+    "execute",
+    "full_plan",
+    "make_plan",
+    "parse_pattern",
+    "parse_patterns",
+    "read_patterns",
+    "sample_head",
+    "search",
+    "sparse_prefill",
+    "write_pattern",
+]

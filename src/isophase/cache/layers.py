@@ -119,6 +119,11 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         tail_BKT = tail.expand(rows, heads, -1)
         return tail_BKT if self.positions_BKP is None else torch.cat([self.positions_BKP.long(), tail_BKT], dim=2)
 
+    @property
+    def dropped(self) -> bool:
+        """Whether anything was ever dropped."""
+        return self.positions_BKP is not None
+
     def counts(self) -> torch.Tensor | None:
         """Tokens merged into every entry, float32 [B, K, E]; None where every entry is one token."""
         if self.counts_BKP is None:

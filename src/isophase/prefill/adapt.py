@@ -2,8 +2,8 @@
 
 All candidates are priced alike. At a price, vertical-slash reads every column and every distance whose worth per key
 is at least that; block-sparse reads every window whose pooled share per key is; A-shape reads nearer keys only. The
-price is lowered until the attention kept on queries that no index was fitted to reaches the target, less one standard
-error: cumulative mass, with one number to fit, and no luck with the queries that were drawn.
+price is lowered until the attention kept on queries that no index was fitted to reaches the target, less two standard
+errors: cumulative mass, with one number to fit, and no luck with the queries that were drawn.
 """
 
 from __future__ import annotations

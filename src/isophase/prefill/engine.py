@@ -23,6 +23,7 @@ from isophase.prefill.spec import write_pattern
 
 # Longer prompts are cut into longer blocks of keys: tables of blocks grow with the square of their number.
 _LONG_TOKENS = 2**15
+_STRIPE = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,12 +114,17 @@ def make_plan(reads: list[Reads | None], geometry: Geometry) -> Plan:
         reads: of each head.
         geometry: how the prompt is cut.
     """
-    starts_Q = geometry.starts_Q
-    every_Q = torch.arange(len(starts_Q), device=geometry.device)
     none = torch.empty(0, dtype=torch.long, device=geometry.device)
-    before_QN = geometry.distance_QN(starts_Q) >= 0
+    blocks = len(geometry.starts_Q)
+    chosen_HQN = torch.empty(len(reads), blocks, geometry.key_blocks, dtype=torch.bool, device=geometry.device)
+    for first in range(0, blocks, _STRIPE):
+        # A stripe at a time: distances are numbers, and there are as many of them as of blocks.
+        part_S = torch.arange(first, min(first + _STRIPE, blocks), device=geometry.device)
+        for head, read in enumerate(reads):
+            before = geometry.distance_QN(geometry.starts_Q[part_S]) >= 0 if read is None else read.at(part_S)
+            chosen_HQN[head, first : first + _STRIPE] = before
     return Plan(
-        blocks_HQN=torch.stack([before_QN if read is None else read.at(every_Q) for read in reads]),
+        blocks_HQN=chosen_HQN,
         columns=tuple(none if read is None else read.columns for read in reads),
         tokens=geometry.tokens, first_query=geometry.first_query,
         query_tokens=geometry.query_tokens, key_tokens=geometry.key_tokens,

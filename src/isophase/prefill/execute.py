@@ -20,6 +20,9 @@ _GATHERED_NUMBERS = 2**19
 # Blocks of queries that read nearly as many keys share a call; shorter ones are padded by at most this share.
 _PADDED_SHARE, _PADDED_KEYS = 1 / 16, 16
 
+# Blocks of queries whose indices are made at once.
+_STRIPE = 128
+
 Attended = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -200,26 +203,29 @@ def _additive(seen: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 def _calls(plan: Plan, head: int, width: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Blocks of queries that go into one call, long [n], and the keys that they read, long [n, E]; -1 is no key."""
-    row_e, key_e = _pairs(plan, head)
-    blocks = len(plan.starts_Q)
-    count_Q = torch.bincount(row_e, minlength=blocks)
-    by_row = row_e.argsort(stable=True)
-    key_e = key_e[by_row]
-    first_Q = count_Q.cumsum(0) - count_Q
-    order = count_Q.argsort(stable=True).tolist()
-    counts = count_Q.tolist()
-    ragged = blocks - 1 if plan.queries % plan.query_tokens else -1
+    for first in range(0, len(plan.starts_Q), _STRIPE):
+        yield from _stripe_calls(plan, head, width, slice(first, min(first + _STRIPE, len(plan.starts_Q))))
+
+
+def _stripe_calls(plan: Plan, head: int, width: int, stripe: slice) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """As `_calls`, for neighbouring blocks of queries: indices of all at once would take more memory than outputs."""
+    row_e, key_e = _pairs(plan, head, stripe)
+    blocks = stripe.stop - stripe.start
+    count_S = torch.bincount(row_e, minlength=blocks)
+    key_e = key_e[row_e.argsort(stable=True)]
+    first_S = count_S.cumsum(0) - count_S
+    counts = count_S.tolist()
+    ragged = blocks - 1 if stripe.stop == len(plan.starts_Q) and plan.queries % plan.query_tokens else -1
     call: list[int] = []
 
     def made() -> tuple[torch.Tensor, torch.Tensor]:
         blocks_n = torch.tensor(call)
-        most = max(counts[b] for b in call)
-        place_E = torch.arange(most)
-        at_nE = first_Q[blocks_n, None] + place_E
-        real_nE = place_E < count_Q[blocks_n, None]
-        return blocks_n, key_e[at_nE.clamp(max=len(key_e) - 1)].masked_fill(~real_nE, -1)
+        place_E = torch.arange(max(counts[b] for b in call))
+        at_nE = first_S[blocks_n, None] + place_E
+        real_nE = place_E < count_S[blocks_n, None]
+        return blocks_n + stripe.start, key_e[at_nE.clamp(max=len(key_e) - 1)].masked_fill(~real_nE, -1)
 
-    for block in order:
+    for block in count_S.argsort(stable=True).tolist():
         keys = counts[block]
         if keys == 0:
             continue
@@ -235,22 +241,22 @@ def _calls(plan: Plan, head: int, width: int) -> Iterator[tuple[torch.Tensor, to
         yield made()
 
 
-def _pairs(plan: Plan, head: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Every (block of queries, key before it) that a head reads, each once: two long tensors."""
-    size = plan.key_tokens
-    chosen_QN = plan.blocks_HQN[head]
-    row_m, block_m = chosen_QN.nonzero(as_tuple=True)
+def _pairs(plan: Plan, head: int, stripe: slice) -> tuple[torch.Tensor, torch.Tensor]:
+    """Every (block of the stripe, key before it) that a head reads, each once: two long tensors."""
+    size, starts_S = plan.key_tokens, plan.starts_Q[stripe]
+    chosen_SN = plan.blocks_HQN[head, stripe]
+    row_m, block_m = chosen_SN.nonzero(as_tuple=True)
     key_m = (block_m[:, None] * size + torch.arange(size)).flatten()
     row_m = row_m.repeat_interleave(size)
-    before = key_m < plan.starts_Q[row_m]
+    before = key_m < starts_S[row_m]
     if plan.window_tokens is not None:
-        before &= key_m > plan.starts_Q[row_m] - plan.window_tokens
+        before &= key_m > starts_S[row_m] - plan.window_tokens
     row_m, key_m = row_m[before], key_m[before]
     column_C = plan.columns[head]
     if column_C.numel() == 0:
         return row_m, key_m
-    alone_QC = (column_C < plan.starts_Q[:, None]) & ~chosen_QN[:, column_C // size]
+    alone_SC = (column_C < starts_S[:, None]) & ~chosen_SN[:, column_C // size]
     if plan.window_tokens is not None:
-        alone_QC &= column_C > plan.starts_Q[:, None] - plan.window_tokens
-    row_c, at_c = alone_QC.nonzero(as_tuple=True)
+        alone_SC &= column_C > starts_S[:, None] - plan.window_tokens
+    row_c, at_c = alone_SC.nonzero(as_tuple=True)
     return torch.cat([row_m, row_c]), torch.cat([key_m, column_C[at_c]])

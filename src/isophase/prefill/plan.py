@@ -102,15 +102,19 @@ class Plan:
 
     def history_HQ(self) -> torch.Tensor:
         """Keys before its own block that each block of queries reads, long [H, Q], windows not counted."""
-        starts_Q = self.starts_Q
-        first_N = torch.arange(self.blocks_HQN.shape[2], device=starts_Q.device) * self.key_tokens
-        size_QN = (starts_Q[:, None] - first_N).clamp(0, self.key_tokens)
-        keys_HQ = (self.blocks_HQN * size_QN).sum(-1)
-        for head, column in enumerate(self.columns):
-            if column.numel():
-                alone_QC = ~self.blocks_HQN[head][:, column // self.key_tokens] & (column < starts_Q[:, None])
-                keys_HQ[head] += alone_QC.sum(-1)
-        return keys_HQ
+        first_N = torch.arange(self.blocks_HQN.shape[2], device=self.blocks_HQN.device) * self.key_tokens
+        found = []
+        for first in range(0, len(self.starts_Q), 128):
+            starts_S = self.starts_Q[first : first + 128]
+            chosen_HSN = self.blocks_HQN[:, first : first + 128]
+            size_SN = (starts_S[:, None] - first_N).clamp(0, self.key_tokens)
+            keys_HS = torch.stack([(chosen_SN * size_SN).sum(-1) for chosen_SN in chosen_HSN])
+            for head, column in enumerate(self.columns):
+                if column.numel():
+                    alone_SC = ~chosen_HSN[head][:, column // self.key_tokens] & (column < starts_S[:, None])
+                    keys_HS[head] += alone_SC.sum(-1)
+            found.append(keys_HS)
+        return torch.cat(found, dim=1)
 
     def density(self) -> torch.Tensor:
         """Keys read by key that dense attention reads, float64 [H], 0..1."""

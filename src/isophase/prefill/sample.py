@@ -49,7 +49,8 @@ class Geometry:
 
     def distance_QN(self, starts: torch.Tensor) -> torch.Tensor:
         """From blocks of queries that start at `starts` back to every block of keys, in blocks of keys."""
-        return starts[:, None] // self.key_tokens - torch.arange(self.key_blocks, device=self.device)
+        blocks_N = torch.arange(self.key_blocks, device=self.device, dtype=torch.int32)
+        return (starts // self.key_tokens).to(torch.int32)[:, None] - blocks_N
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +114,8 @@ class Recall:
 
     @property
     def low(self) -> float:
-        """The mean less one standard error; the smallest of many sizes that reach a target did so by luck, too."""
-        return self.mean - self.error
+        """The mean less two standard errors; the smallest of many sizes that reach a target did so by luck, too."""
+        return self.mean - 2 * self.error
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

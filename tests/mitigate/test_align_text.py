@@ -116,7 +116,7 @@ def test_pages_look_the_same(bpe, blocks):
 def test_real_files(bpe, form, text):
     found = align_text(text, bpe, 8, CURVE, form=form)
     check(text, found)
-    assert found.misplaced_before > 5
+    assert found.misplaced_before > 2  # there is something to do; how much, the page decides
     assert found.misplaced == 0
     assert found.straddling == 0
     assert found.added_tokens < 0.15 * found.tokens_before

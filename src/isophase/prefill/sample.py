@@ -12,6 +12,8 @@ from functools import cached_property
 import torch
 
 _ROWS = 16
+# Candidates among columns: at least so many, and a quarter of the keys. No pattern reads more.
+_COLUMNS = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,7 +211,6 @@ def sample_head(
     sampling: Sampling,
     *,
     scaling: float,
-    most_columns: int | None = None,
 ) -> HeadSample:
     """Look at a head's sampled queries.
 
@@ -223,7 +224,6 @@ def sample_head(
         geometry: how the prompt is cut.
         sampling: which queries are looked at.
         scaling: factor of the logits.
-        most_columns: candidates to keep; default a quarter of the keys, 1,024 to 8,192.
     """
     fit_F, verify_V = sampling.positions(geometry)
     both = torch.cat([fit_F, verify_V])
@@ -236,7 +236,7 @@ def sample_head(
     total_L = fit_FL.sum(0)
     # Prior readers: a column near the end has few, and one of them should not make it look precious.
     worth_L = (total_L - fit_FL.amax(0)) / (readers_L - 1).clamp(min=1).add_(2)
-    most = min(tokens, most_columns or min(max(1024, tokens // 4), 8192))
+    most = min(tokens, max(_COLUMNS, tokens // 4))
     worth_C, columns_C = worth_L.topk(most)
 
     own_V, block_VN, column_VC = _verify(verify_VL, verify_V, columns_C, geometry)

@@ -202,8 +202,10 @@ def _last(states: torch.Tensor, tokens: int, dim: int, alone: bool = False) -> t
     """The last tokens of `states`, at most so many; alone: in a tensor that keeps no long prompt alive."""
     length = states.shape[dim]
     last = states.narrow(dim, max(0, length - tokens), min(tokens, length))
-    # A few tokens more, as in decoding, are cheaper kept than copied.
-    return last.clone() if alone and last.untyped_storage().nbytes() > 2 * last.numel() * last.element_size() else last
+    # One token more, as in decoding, is cheaper kept than copied away.
+    bytes_kept = last.numel() * last.element_size()
+    token_bytes = bytes_kept // max(last.shape[dim], 1)
+    return last.clone() if alone and last.untyped_storage().nbytes() > bytes_kept + token_bytes else last
 
 
 class _Recorded(NamedTuple):

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import uvicorn
 
 from isophase.mitigate.proxy.app import create_app
 from isophase.mitigate.proxy.serve import listen, server_config
 from isophase.mitigate.proxy.settings import ProxySettings
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 30.0) -> None:
+    """Return when it holds; fails if it does not within `seconds`."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
 
 
 class RunningProxy:

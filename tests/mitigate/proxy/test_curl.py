@@ -39,7 +39,7 @@ def test_a_vote(stub, proxy, ask, stream):
     # Wrong at shift 3 of 0, 1, 2, 3.
     status, headers, content = curl(f"{proxy().url}/chat/completions", body=ask("weak", stream=stream))
     assert status == 200
-    assert headers["x-isophase-agreement"] == "3/3"
+    assert headers["x-isophase-agreement"] in ("2/2", "3/3")  # as many as it took to settle the vote
     if not stream:
         assert json.loads(content)["choices"][0]["message"]["content"] == "The code is 42."
         return

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import socket
-import time
 from contextlib import ExitStack
 
 import httpx2
 import pytest
+from running_proxy import wait_for
 
 FAULTS = {
     "die": (502, "broken"),
@@ -16,13 +16,6 @@ FAULTS = {
     "redirect": (502, "redirect"),
     "hang": (504, "timeout"),
 }
-
-
-def wait_for(condition, seconds=30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("policy", ["off", "vote"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from running_proxy import wait_for
 
 import isophase as package
 from isophase.cli.main import main
@@ -109,6 +111,9 @@ def test_metrics_count_what_happened(stub, proxy, http, ask):
     for text in (" . . .code", "code"):
         http.post(f"{server.url}/chat/completions", json=ask(text=text))
     http.post(f"{server.url}/chat/completions", json=ask("echo", n=2))
+    # A client may have read its reply before the proxy has counted it out.
+    counted = 'isophase_requests_total{policy="vote",route="/v1/chat/completions",status="200"} 3.0'
+    wait_for(lambda: counted in http.get(f"{server.root}/metrics").text.splitlines())
     page = http.get(f"{server.root}/metrics")
     assert page.headers["content-type"].startswith("text/plain; version=0.0.4")
     for line in (
@@ -117,7 +122,7 @@ def test_metrics_count_what_happened(stub, proxy, http, ask):
         'isophase_votes_total{outcome="unvoted"} 1.0',
         "isophase_votes_settled_early_total 1.0",
         "isophase_shifts_total 7.0",
-        'isophase_requests_total{policy="vote",route="/v1/chat/completions",status="200"} 3.0',
+        counted,
         "isophase_in_flight 0.0",
         "isophase_shifts_off_total 0.0",
     ):
@@ -128,7 +133,8 @@ def test_shifts_that_make_other_numbers_of_tokens_are_counted(stub, proxy, http,
     stub.unit = "@"  # the server sees no neutral tokens at all: as where white space merges
     server = proxy(shifts=4)
     http.post(f"{server.url}/chat/completions", json=ask("echo"))
-    assert "isophase_shifts_off_total 2.0" in http.get(f"{server.root}/metrics").text
+    # Three are asked; two may settle the vote.
+    assert re.search(r"isophase_shifts_off_total [12]\.0", http.get(f"{server.root}/metrics").text)
 
 
 def test_health_readiness_and_description(stub, proxy, http):
@@ -192,15 +198,15 @@ def load(root: str, body: dict, requests: int, in_flight: int, headers: dict) ->
     return asyncio.run(run())
 
 
-@pytest.mark.parametrize(("policy", "asked"), [("off", 1), ("vote", 3)])
-def test_hundreds_of_requests(stub, proxy, ask, policy, asked):
+@pytest.mark.parametrize(("policy", "fewest", "most"), [("off", 300, 300), ("vote", 600, 900)])
+def test_hundreds_of_requests(stub, proxy, ask, policy, fewest, most):
     stub.log = False
     seen = load(proxy().root, ask("echo"), 300, 32, {"x-isophase-policy": policy})
     assert len(seen) == 300
     assert len(set(seen)) == 1
     assert seen[0][0] == 200
-    # A connection may break on a busy machine; the other shifts may then settle the vote.
-    assert 300 * asked - 3 <= stub.requests <= 300 * asked
+    # Two equal answers may settle a vote before the third request has left.
+    assert fewest <= stub.requests <= most
 
 
 @pytest.mark.slow

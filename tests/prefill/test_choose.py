@@ -92,7 +92,7 @@ def test_reported_recall_is_that_of_every_query(prompt) -> None:
         VerticalSlash(columns=0, slash_tokens=0), BlockSparse(windows=6), BlockSparse(windows=6, overlap=1),
     ):  # fmt: skip
         reads = pattern.choose(sample)
-        found = sample.recall(reads.at(sample.block_V), len(reads.columns)).mean
+        found = float(sample.kept(reads.at(sample.block_V), len(reads.columns)).mean())
         assert found == pytest.approx(true_recall(query, key, reads), abs=0.05)
 
 

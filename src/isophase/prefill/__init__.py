@@ -9,8 +9,9 @@ from isophase.prefill.patterns import AShape, BlockSparse, Dense, Pattern, Reads
 from isophase.prefill.picture import draw_densities
 from isophase.prefill.plan import Plan, full_plan
 from isophase.prefill.policy import Auto, Policy, Table
+from isophase.prefill.rows import attention_rows
 from isophase.prefill.run import CallRun, HeadRun, PrefillRun
-from isophase.prefill.sample import Geometry, HeadSample, Sampling, attention_rows, sample_head
+from isophase.prefill.sample import Geometry, HeadSample, Sampling, sample_head
 from isophase.prefill.search import search
 from isophase.prefill.spec import parse_pattern, write_pattern
 from isophase.prefill.table_file import PatternFile, parse_patterns, read_patterns

@@ -2,15 +2,17 @@
 
 All candidates are priced alike. At a price, vertical-slash reads every column and every distance whose worth per key
 is at least that; block-sparse reads every window whose pooled share per key is; A-shape reads nearer keys only. The
-price is lowered until the attention kept on queries that no index was fitted to reaches the target, less two standard
-errors: cumulative mass, with one number to fit, and no luck with the queries that were drawn.
+price is lowered until the attention kept on queries that no index was fitted to reaches the target: cumulative mass,
+with one number to fit. Queries that lose most count most (`dependable_recall`).
+
+Legend: as in `isophase.prefill.sample`; P pooled windows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 import torch
 
@@ -25,14 +27,17 @@ from isophase.prefill.patterns import (
     SlashReads,
     VerticalSlash,
 )
-from isophase.prefill.sample import HeadSample, Recall
+from isophase.prefill.sample import HeadSample, dependable_recall
 
-_PRICES = (1e-7, 1e-1)
-_STEPS = 8
+# Prices on a ladder fall from level to level by one factor. A level of _LEVELS is never reached.
+_PRICES, _LEVELS = (1e-7, 1e-1), 256
+_STEP = log(_PRICES[1] / _PRICES[0]) / (_LEVELS - 1)
 # Where vertical-slash reads less than this share of dense attention, looking further would cost what it could gain.
 _GOOD_ENOUGH = 0.1
 # How much less a column may be worth than a diagonal: its worth leaves out its largest reading, a diagonal's does not.
 _LEANS = (4.0, 32.0)
+# Of A-shape: keys at the start of the prompt, and what the key one step away is worth, which only sets the scale.
+_FIRST_TOKENS, _NEAR_WORTH = 128, 0.1
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,7 +62,7 @@ class Adaptive:
     """Picks pattern and size per head and prompt.
 
     Attributes:
-        target_recall: share of attention to keep, above 0 and below 1.
+        target_recall: share of attention to keep, above 0 and below 1, as `dependable_recall` measures it.
         window_tokens: of block-sparse.
         overlap: of block-sparse; 1 is the grid that dilutes facts at its edges.
     """
@@ -73,7 +78,7 @@ class Adaptive:
     def choose(self, sample: HeadSample) -> Choice:
         """The cheapest pattern that reaches the target on this head's sample."""
         dense = float(sample.geometry.starts_Q.double().mean())
-        best = self._best([_vertical_slash(sample, lean) for lean in _LEANS])
+        best = self._best(_vertical_slash(sample))
         if best is None or best.keys_per_query > dense * _GOOD_ENOUGH:
             others = [_block_sparse(sample, self.window_tokens, self.overlap), _a_shape(sample)]
             found = [choice for choice in (best, self._best(others)) if choice is not None]
@@ -88,84 +93,87 @@ class Adaptive:
         return min(found, key=lambda choice: choice.keys_per_query, default=None)
 
     def _cheapest(self, ladder: Ladder) -> Choice | None:
-        """The highest price at which the target is reached, by bisection of its logarithm."""
-        low, high = map(log, _PRICES)
-        best = None
-        for _ in range(_STEPS):
-            middle = (low + high) / 2
-            rung = ladder(exp(middle))
-            if rung.recall.low >= self.target_recall:
-                best, low = rung, middle
-            else:
-                high = middle
-        return None if best is None else best.choice()
+        """The first level at which the target is reached."""
+        kept_VS = ladder.sample.kept_by_level(ladder.block_VN, ladder.column_C, _LEVELS)
+        reached_S = dependable_recall(kept_VS.T) >= self.target_recall
+        if not bool(reached_S.any()):
+            return None
+        level = int(reached_S.int().argmax())
+        pattern, reads = ladder.make(level)
+        kept = float(kept_VS[:, level].mean())
+        return Choice(pattern=pattern, reads=reads, recall=kept, keys_per_query=reads.keys_per_query())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rung:
-    """One size of a pattern: what it keeps, and how to make it."""
+class Ladder:
+    """A pattern at falling prices.
 
-    recall: Recall
-    make: Callable[[], tuple[Pattern, Reads]]
+    Attributes:
+        sample: of the head.
+        block_VN: level from which each verifying query's block reads each block of keys, long.
+        column_C: level from which it reads each candidate column, rising; None: never.
+        make: the pattern at a level, and what it reads.
+    """
 
-    def choice(self) -> Choice:
-        """The choice of this size."""
-        pattern, reads = self.make()
-        return Choice(pattern=pattern, reads=reads, recall=self.recall.mean, keys_per_query=reads.keys_per_query())
+    sample: HeadSample
+    block_VN: torch.Tensor
+    column_C: torch.Tensor | None
+    make: Callable[[int], tuple[Pattern, Reads]]
 
 
-Ladder = Callable[[float], Rung]
+def _levels(worth: torch.Tensor) -> torch.Tensor:
+    """The first level whose price is at most this worth, long."""
+    return ((log(_PRICES[1]) - worth.log()) / _STEP).ceil_().clamp_(0, _LEVELS).long()
 
 
-def _vertical_slash(sample: HeadSample, lean: float) -> Ladder:
-    """Sizes of vertical-slash; columns may be worth `lean` times less than diagonals."""
+def _vertical_slash(sample: HeadSample) -> list[Ladder]:
+    """Vertical-slash, with columns that may be worth less than diagonals by one factor or another."""
     geometry = sample.geometry
-    falling = -sample.column_worth_C
+    slash_U = _levels(sample.slash_worth_U)
     far_VN = geometry.distance_QN(geometry.starts_Q[sample.block_V])
-    at_C = sample.columns_C // geometry.key_tokens
-    near_VN, is_before_VN = far_VN.clamp(min=0), far_VN >= 0
+    block_VN = slash_U[far_VN.clamp(min=0)].masked_fill_(far_VN < 0, _LEVELS)
 
-    def rung(price: float) -> Rung:
-        best = int(torch.searchsorted(falling, -price / lean, right=True))
-        best = max(best, min(FIRST_COLUMNS, len(falling)))
-        chosen_U = sample.slash_worth_U >= price
+    def ladder(lean: float) -> Ladder:
+        column_C = _levels(sample.column_worth_C * lean)
+        column_C[:FIRST_COLUMNS] = 0
 
-        def make() -> tuple[Pattern, Reads]:
-            pattern = VerticalSlash(columns=best, slash_tokens=int(chosen_U.sum()) * geometry.key_tokens)
-            return pattern, SlashReads(geometry=geometry, distances_U=chosen_U, columns=sample.best(best))
+        def make(level: int) -> tuple[Pattern, Reads]:
+            columns, chosen_U = int((column_C <= level).sum()), slash_U <= level
+            pattern = VerticalSlash(columns=columns, slash_tokens=int(chosen_U.sum()) * geometry.key_tokens)
+            return pattern, SlashReads(geometry=geometry, distances_U=chosen_U, columns=sample.best(columns))
 
-        return Rung(recall=sample.recall(chosen_U[near_VN] & is_before_VN, best, at_C), make=make)
+        return Ladder(sample=sample, block_VN=block_VN, column_C=column_C, make=make)
 
-    return rung
+    return [ladder(lean) for lean in _LEANS]
 
 
 def _block_sparse(sample: HeadSample, window_tokens: int, overlap: int) -> Ladder:
-    """Sizes of block-sparse. On the way only the blocks of verifying queries are looked at."""
+    """Block-sparse. On the way only the blocks of verifying queries are looked at."""
     kind = BlockSparse(window_tokens=window_tokens, overlap=overlap)
     worth_QP = kind.shares(sample) / kind.stride_tokens
-    worth_VP = worth_QP[sample.block_V]
 
-    def rung(price: float) -> Rung:
-        def make() -> tuple[Pattern, Reads]:
-            chosen_QP = worth_QP >= price
-            windows = max(1, round(float(chosen_QP.sum(1).float().mean())))
-            reads = BlockReads(geometry=sample.geometry, blocks_QN=kind.spread(chosen_QP, sample.geometry))
-            return BlockSparse(windows=windows, window_tokens=window_tokens, overlap=overlap), reads
+    def make(level: int) -> tuple[Pattern, Reads]:
+        chosen_QP = _levels(worth_QP) <= level
+        windows = max(1, round(float(chosen_QP.sum(1).float().mean())))
+        reads = BlockReads(geometry=sample.geometry, blocks_QN=kind.spread(chosen_QP, sample.geometry))
+        return BlockSparse(windows=windows, window_tokens=window_tokens, overlap=overlap), reads
 
-        read_VN = kind.spread(worth_VP >= price, sample.geometry)
-        return Rung(recall=sample.recall(read_VN, 0), make=make)
-
-    return rung
+    block_VN = _levels(kind.spread(worth_QP[sample.block_V], sample.geometry))
+    return Ladder(sample=sample, block_VN=block_VN, column_C=None, make=make)
 
 
 def _a_shape(sample: HeadSample) -> Ladder:
-    """Sizes of A-shape: at a price per key, one over it nearest keys cost one unit."""
+    """A-shape: the nearer a block, the more it is worth."""
     geometry = sample.geometry
+    near_U = torch.arange(geometry.key_blocks, device=geometry.device)
+    level_U = _levels(_NEAR_WORTH / (near_U * geometry.key_tokens).clamp(min=1))
 
-    def rung(price: float) -> Rung:
-        local = max(geometry.key_tokens, min(geometry.tokens, round(0.1 / price)))
-        pattern = AShape(first_tokens=128, local_tokens=local)
-        read_VN = pattern.blocks(geometry, geometry.starts_Q[sample.block_V])
-        return Rung(recall=sample.recall(read_VN, 0), make=lambda: (pattern, pattern.choose(sample)))
+    def make(level: int) -> tuple[Pattern, Reads]:
+        blocks = max(1, int((level_U <= level).sum()) - 1)
+        pattern = AShape(first_tokens=_FIRST_TOKENS, local_tokens=blocks * geometry.key_tokens)
+        return pattern, pattern.choose(sample)
 
-    return rung
+    far_VN = geometry.distance_QN(geometry.starts_Q[sample.block_V])
+    block_VN = level_U[far_VN.clamp(min=0)]
+    block_VN[:, : -(-_FIRST_TOKENS // geometry.key_tokens)] = 0
+    return Ladder(sample=sample, block_VN=block_VN.masked_fill_(far_VN < 0, _LEVELS), column_C=None, make=make)

@@ -201,14 +201,15 @@ class BlockSparse:
         """Keys from one window to the next."""
         return self.window_tokens // self.overlap
 
-    def spread(self, chosen_QP: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-        """Blocks of keys that lie in chosen windows, bool [Q, N]."""
+    def spread(self, window_QP: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+        """For each block of keys the largest value of the windows that it lies in, [Q, N]; of bools, whether any."""
         per_stride = self.stride_tokens // geometry.key_tokens
         pieces = -(-geometry.key_blocks // per_stride)
-        read_QN = torch.zeros(len(chosen_QP), pieces, dtype=torch.bool, device=chosen_QP.device)
+        read_QN = window_QP.new_zeros(len(window_QP), pieces)
         for shift in range(self.overlap):
-            part = chosen_QP[:, : pieces - shift]
-            read_QN[:, shift : shift + part.shape[1]] |= part
+            part = window_QP[:, : pieces - shift]
+            into = read_QN[:, shift : shift + part.shape[1]]
+            torch.maximum(into, part, out=into)
         return read_QN.repeat_interleave(per_stride, dim=1)[:, : geometry.key_blocks]
 
 

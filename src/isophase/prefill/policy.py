@@ -64,5 +64,5 @@ class Table:
         pattern = self.pattern(layer, head)
         assert not isinstance(pattern, Dense), "a dense head needs no choice"
         reads = pattern.choose(sample)
-        kept = sample.recall(reads.at(sample.block_V), len(reads.columns)).mean
+        kept = float(sample.kept(reads.at(sample.block_V), len(reads.columns)).mean())
         return Choice(pattern=pattern, reads=reads, recall=kept, keys_per_query=reads.keys_per_query())

@@ -1,7 +1,7 @@
 """Exact attention of a few queries: what indices are estimated from, and what recall is measured on.
 
 Legend: H query heads, T queries, L keys, D head width, S sampled queries, F those to fit on, V those to verify on,
-C candidate columns, N blocks of keys, U distances in blocks of keys, Q blocks of queries.
+C candidate columns, N blocks of keys, U distances in blocks of keys, Q blocks of queries, W keys up to a chunk's end.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from functools import cached_property
 
 import torch
 
-_ROWS = 16
-# Candidates among columns: at least so many, and a quarter of the keys. No pattern reads more.
+from isophase.prefill.rows import Rows
+
+# Candidates among columns: at least so many, and a quarter of the keys; of short prompts half of them. No pattern
+# reads more.
 _COLUMNS = 4096
 
 
@@ -64,11 +66,13 @@ class Sampling:
         spread: queries spread over the prompt; columns that only the newest queries read are no surprise to them.
         verify: queries spread over the prompt on which recall is measured; indices are not fitted to them.
         seed: of the places.
+
+    What a model loses, it loses on the few queries that copy from far away: too small a sample misses them.
     """
 
     last: int = 32
-    spread: int = 32
-    verify: int = 32
+    spread: int = 96
+    verify: int = 96
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -102,22 +106,19 @@ class Sampling:
         return fit.to(geometry.device), spread(self.verify, end).to(geometry.device)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recall:
-    """Share of attention kept.
+def dependable_recall(kept_V: torch.Tensor) -> torch.Tensor:
+    """One less the fourth power mean of what queries lose.
 
-    Attributes:
-        mean: over the verifying queries, 0..1.
-        error: standard error of the mean.
+    It lies below the mean recall, and the more so, the more a few queries lose of theirs. At the same number of keys
+    perplexity follows it more closely than the mean.
+
+    Args:
+        kept_V: share of attention kept, 0..1; queries in the last dimension.
+
+    Returns:
+        Without that dimension.
     """
-
-    mean: float
-    error: float
-
-    @property
-    def low(self) -> float:
-        """The mean less two standard errors; the smallest of many sizes that reach a target did so by luck, too."""
-        return self.mean - 2 * self.error
+    return 1 - (1 - kept_V).square().square().mean(-1).sqrt().sqrt()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -159,49 +160,45 @@ class HeadSample:
         """So many of the best candidates, rising; a tensor of their own."""
         return self.columns_C[:columns].sort().values
 
-    def recall(self, read_VN: torch.Tensor, columns: int, chosen_C: torch.Tensor | None = None) -> Recall:
-        """Share of attention that a choice keeps.
+    def kept(self, read_VN: torch.Tensor, columns: int) -> torch.Tensor:
+        """Share of its attention that a choice keeps for each verifying query, float32 [V], 0..1.
 
         Args:
             read_VN: blocks that each verifying query's block reads, bool.
             columns: that so many of the best candidates are read.
-            chosen_C: the candidates in blocks of keys, if known: `columns_C // key_tokens`.
         """
         kept_V = self.own_V + (self.block_VN * read_VN).sum(1)
         if columns:
-            at_C = self.columns_C[:columns] // self.geometry.key_tokens if chosen_C is None else chosen_C[:columns]
+            at_C = self.columns_C[:columns] // self.geometry.key_tokens
             kept_V = kept_V + (self.column_VC[:, :columns] * ~read_VN[:, at_C]).sum(1)
-        return Recall(
-            mean=min(1.0, float(kept_V.mean())),
-            error=float(kept_V.std()) / len(kept_V) ** 0.5 if len(kept_V) > 1 else 0.0,
-        )
+        return kept_V.clamp(max=1.0)
 
+    def kept_by_level(self, block_VN: torch.Tensor, column_C: torch.Tensor | None, levels: int) -> torch.Tensor:
+        """As `kept`, for a ladder of ever larger choices at once, float32 [V, levels].
 
-def attention_rows(
-    query_SD: torch.Tensor, key_LD: torch.Tensor, positions_S: torch.Tensor, scaling: float
-) -> torch.Tensor:
-    """Causal attention of single queries over all keys.
+        Args:
+            block_VN: level from which each block is read, long, 0..levels; `levels` is never.
+            column_C: level from which each candidate is read, in the same way, rising; None: never.
+            levels: how many choices.
+        """
+        gain_VS = torch.zeros(len(self.own_V), levels + 1, device=self.own_V.device)
+        gain_VS.scatter_add_(1, block_VN, self.block_VN)
+        if column_C is not None:
+            # A column counts from its own level until its block is read as a whole. As numbers: torch gathers those
+            # of 32 bits several times faster than integers.
+            until_VC = block_VN.float().index_select(1, self.columns_C // self.geometry.key_tokens)
+            until_VC = torch.maximum(until_VC, column_C.float())
+            gain_VS.scatter_add_(1, until_VC.long(), -self.column_VC)
+        kept_VS = gain_VS[:, :levels].cumsum(1) + self.own_V[:, None]
+        if column_C is not None:
+            read_S = torch.searchsorted(column_C, torch.arange(levels, device=column_C.device), right=True)
+            kept_VS += self._column_sums_VC[:, read_S]
+        return kept_VS.clamp_(max=1.0)
 
-    Args:
-        query_SD: queries.
-        key_LD: keys.
-        positions_S: position of each query.
-        scaling: factor of the logits.
-
-    Returns:
-        Softmax in float32, [S, L]; 0 after each query.
-    """
-    rows_SL = torch.zeros(len(query_SD), len(key_LD), device=query_SD.device)
-    scaled_SD = query_SD * scaling
-    for first in range(0, len(query_SD), _ROWS):
-        # A few rows at a time stay in cache, and see no further than the last of them.
-        positions = positions_S[first : first + _ROWS].tolist()
-        end = max(positions) + 1
-        logits = (scaled_SD[first : first + _ROWS] @ key_LD[:end].T).float()
-        for row, position in enumerate(positions):
-            logits[row, position + 1 :] = -torch.inf
-        rows_SL[first : first + _ROWS, :end] = logits.softmax(dim=-1)
-    return rows_SL
+    @cached_property
+    def _column_sums_VC(self) -> torch.Tensor:
+        """Attention to so many of the best candidates, [V, C + 1]."""
+        return torch.nn.functional.pad(self.column_VC.cumsum(1), (1, 0))
 
 
 def sample_head(
@@ -226,65 +223,66 @@ def sample_head(
         scaling: factor of the logits.
     """
     fit_F, verify_V = sampling.positions(geometry)
-    both = torch.cat([fit_F, verify_V])
-    rows_SL = attention_rows(query_TD[both - geometry.first_query], key_LD, both, scaling)
-    fit_FL, verify_VL = rows_SL[: len(fit_F)], rows_SL[len(fit_F) :]
     tokens, device = geometry.tokens, geometry.device
+    fit = Rows(query_TD[fit_F - geometry.first_query], key_LD, fit_F, scaling, keep=True)
 
-    key_L = torch.arange(tokens, device=device)
-    readers_L = (len(fit_F) - torch.searchsorted(fit_F, key_L)).float()  # queries at or after each key
-    total_L = fit_FL.sum(0)
+    total_L, largest_L = torch.zeros(tokens, device=device), torch.zeros(tokens, device=device)
+    for _, rows_RW in fit:
+        width = rows_RW.shape[1]
+        total_L[:width] += rows_RW.sum(0)
+        torch.maximum(largest_L[:width], rows_RW.amax(0), out=largest_L[:width])
+    before_L = torch.bincount(fit_F, minlength=tokens).cumsum(0)
+    readers_L = len(fit_F) - before_L.roll(1)  # queries at or after each key
+    readers_L[0] = len(fit_F)
     # Prior readers: a column near the end has few, and one of them should not make it look precious.
-    worth_L = (total_L - fit_FL.amax(0)) / (readers_L - 1).clamp(min=1).add_(2)
-    most = min(tokens, max(_COLUMNS, tokens // 4))
-    worth_C, columns_C = worth_L.topk(most)
+    worth_L = (total_L - largest_L) / (readers_L - 1).clamp(min=1).add(2)
+    worth_C, columns_C = worth_L.topk(min(max(1, tokens // 2), max(_COLUMNS, tokens // 4)))
+    weak_L = (worth_L <= 1 / tokens).float()
 
-    own_V, block_VN, column_VC = _verify(verify_VL, verify_V, columns_C, geometry)
-    strong = columns_C[worth_C > 1 / tokens]
-    fit_FL[:, strong] = 0.0
+    verify = Rows(query_TD[verify_V - geometry.first_query], key_LD, verify_V, scaling)
+    own_V, block_VN, column_VC = _verify(verify, columns_C, geometry)
     return HeadSample(
         geometry=geometry, query_TD=query_TD, key_LD=key_LD, scaling=scaling, columns_C=columns_C,
-        column_worth_C=worth_C, slash_worth_U=_slash_worth(fit_FL, fit_F, geometry), block_VN=block_VN,
+        column_worth_C=worth_C, slash_worth_U=_slash_worth(fit, fit_F, weak_L, geometry), block_VN=block_VN,
         own_V=own_V, column_VC=column_VC, verify_V=verify_V,
     )  # fmt: skip
 
 
-def _verify(
-    rows_VL: torch.Tensor, verify_V: torch.Tensor, columns_C: torch.Tensor, geometry: Geometry
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _verify(rows: Rows, columns_C: torch.Tensor, geometry: Geometry) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Attention to the own block of queries, to blocks of keys before it, and to candidate columns before it."""
-    first, size = geometry.first_query, geometry.query_tokens
-    own = []
-    for row, position in enumerate(verify_V.tolist()):
-        start = first + (position - first) // size * size
-        own.append(rows_VL[row, start : position + 1].sum())
-        rows_VL[row, start:] = 0.0
-    pad = geometry.key_blocks * geometry.key_tokens - geometry.tokens
-    wide = torch.nn.functional.pad(rows_VL, (0, pad)) if pad else rows_VL
-    block_VN = wide.view(len(wide), -1, geometry.key_tokens).sum(-1)
-    return torch.stack(own), block_VN, rows_VL[:, columns_C]
+    first, size, width, device = geometry.first_query, geometry.query_tokens, geometry.key_tokens, geometry.device
+    own_V = torch.empty(len(rows), device=device)
+    block_VN = torch.zeros(len(rows), geometry.key_blocks, device=device)
+    column_VC = torch.empty(len(rows), len(columns_C), device=device)
+    for at, rows_RW in rows:
+        end, position_R = rows_RW.shape[1], rows.positions_S[at]
+        start_R = first + (position_R - first) // size * size
+        # Past the end there is the last key: read twice, and 0 unless it is the own block's.
+        own_RS = start_R[:, None] + torch.arange(size, device=device)
+        seen_RS = own_RS < end
+        own_RS.clamp_(max=end - 1)
+        own_V[at] = (rows_RW.gather(1, own_RS) * seen_RS).sum(1)
+        rows_RW.scatter_(1, own_RS, 0.0)
+        whole = end // width
+        block_VN[at, :whole] = rows_RW[:, : whole * width].unflatten(1, (whole, width)).sum(-1)
+        if whole * width < end:
+            block_VN[at, whole] = rows_RW[:, whole * width :].sum(1)
+        column_VC[at] = rows_RW.index_select(1, columns_C.clamp(max=end - 1)) * (columns_C < end)
+    return own_V, block_VN, column_VC
 
 
-def _slash_worth(rows_FL: torch.Tensor, fit_F: torch.Tensor, geometry: Geometry) -> torch.Tensor:
-    """Worth of each distance, from sums along exact diagonals.
+def _slash_worth(rows: Rows, fit_F: torch.Tensor, weak_L: torch.Tensor, geometry: Geometry) -> torch.Tensor:
+    """Worth of each distance, from sums along exact diagonals, strong columns left out.
 
     A query at slot r of its block reads, in the block of keys at distance u, diagonals u g + r - x for x in 0..g-1.
     So a distance earns the mean over r, and the sum over x, of the diagonals: two box filters.
     """
     tokens, size, width = geometry.tokens, geometry.query_tokens, geometry.key_tokens
-    # Every row is put so that its own diagonal ends at the same place: one addition for all of its diagonals. Rows
-    # that follow each other, as the newest do, are put so by reading their table with a longer stride.
-    sums = torch.zeros(tokens, device=rows_FL.device)
-    positions = fit_F.tolist()
-    newest = next((n for n in range(len(positions)) if positions[n] == tokens - len(positions) + n), len(positions))
-    for row, position in enumerate(positions[:newest]):
-        sums[tokens - 1 - position :] += rows_FL[row, : position + 1]
-    if newest < len(positions):
-        count = len(positions) - newest
-        wide = torch.nn.functional.pad(rows_FL[newest:], (count, 0))
-        # Row r of the newest ends at position tokens - count + r: shifted right by count - 1 - r.
-        shifted = wide.as_strided((count, tokens), (wide.stride(0) + 1, 1), 1)
-        sums += shifted.sum(0)
+    # Every row is put so that its own diagonal ends at the same place: one addition for all of its diagonals.
+    sums = torch.zeros(tokens, device=geometry.device)
+    for at, rows_RW in rows:
+        for row, position in enumerate(fit_F[at].tolist()):
+            sums[tokens - 1 - position :].addcmul_(rows_RW[row, : position + 1], weak_L[: position + 1])
     diagonal_L = sums.flip(0).double()
 
     distances = geometry.key_blocks

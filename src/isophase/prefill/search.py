@@ -76,7 +76,7 @@ class Survey:
             assert not isinstance(pattern, Dense), "dense attention is always offered"
             reads = pattern.choose(sample)
             cost = min(1.0, (reads.keys_per_query() + own) / (dense + own))
-            kept = sample.recall(reads.at(sample.block_V), len(reads.columns)).mean
+            kept = float(sample.kept(reads.at(sample.block_V), len(reads.columns)).mean())
             offers.append(Offer(pattern=pattern, recall=kept, cost=cost))
         offers.append(Offer(pattern=Dense(), recall=1.0, cost=1.0))
         self.offers[layer, head] = offers

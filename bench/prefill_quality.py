@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -17,6 +19,7 @@ from isophase.prefill import (
     Dense,
     Geometry,
     Pattern,
+    PrefillRun,
     Sampling,
     Settings,
     Table,
@@ -35,32 +38,47 @@ from prefill_inputs import captured, load, reads_of, recall_of, show, spread, te
 
 
 def model(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Whole-model prefill: time, and perplexity of the second half of the text."""
+    """Whole-model prefill: time, and perplexity of the second half of each text (at most 2,048 tokens)."""
     lm, tokenizer = load(options.folder)
     out = []
     for tokens in options.lengths:
-        ids = text_ids(tokenizer, tokens)
+        texts = text_ids(tokenizer, tokens * options.rounds).view(options.rounds, 1, tokens)
         keep = min(tokens // 2, 2048)
-        for target in options.targets:
-            ratios, losses = [], {}
-            for number in range(options.rounds):
-                took = {}
-                for side in ("dense", "sparse") if number % 2 else ("sparse", "dense"):
+        ratios: dict[float, list[float]] = {target: [] for target in options.targets}
+        lost: dict[float, list[float]] = {target: [] for target in options.targets}
+        runs: dict[float, list[PrefillRun]] = {target: [] for target in options.targets}
+        dense_s = []
+        for number, ids in enumerate(texts):
+            base, took = 0.0, {}
+            for target in (None, *options.targets) if number % 2 else (*options.targets, None):
+                with ExitStack() as stack:
+                    if target is not None:
+                        runs[target].append(stack.enter_context(
+                            sparse_prefill(lm, target_recall=target, threshold_tokens=options.threshold)
+                        ))  # fmt: skip
                     began = time.perf_counter()
-                    if side == "dense":
-                        logits = lm(ids, logits_to_keep=keep, use_cache=False).logits
-                    else:
-                        with sparse_prefill(lm, target_recall=target, threshold_tokens=options.threshold) as run:
-                            logits = lm(ids, logits_to_keep=keep, use_cache=False).logits
-                    took[side] = time.perf_counter() - began
-                    losses[side] = float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1 - keep :]))
-                ratios.append(took["dense"] / took["sparse"])
+                    logits = lm(ids, logits_to_keep=keep, use_cache=False).logits
+                    took[target] = time.perf_counter() - began
+                loss = float(torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1 - keep :]))
+                if target is None:
+                    base = loss
+                else:
+                    lost[target].append(loss)
+            dense_s.append(took[None])
+            for target in options.targets:
+                ratios[target].append(took[None] / took[target])
+                lost[target][-1] -= base
+        for target, found in runs.items():
+            change = [math.exp(more) for more in lost[target]]
             out.append(show({
-                "tokens": tokens, "target": target, "times_faster": spread(ratios), "threshold": run.threshold_tokens,
-                "density": round(run.density(), 4), "recall": round(run.recall(), 4),
-                "perplexity_times_dense": round(float(torch.tensor(losses["sparse"] - losses["dense"]).exp()), 4),
-                "seconds_by_part": {k: round(v, 2) for k, v in run.seconds().items()},
-                "dense_s": round(took["dense"], 2),
+                "tokens": tokens, "texts": options.rounds, "target": target, "times_faster": spread(ratios[target]),
+                "threshold": found[0].threshold_tokens,
+                "density": round(statistics.fmean(run.density() for run in found), 4),
+                "recall": round(statistics.fmean(run.recall() for run in found), 4),
+                "perplexity_times_dense": round(math.exp(statistics.fmean(lost[target])), 4),
+                "by_text": [round(value, 4) for value in change],
+                "seconds_by_part": {k: round(v, 2) for k, v in found[0].seconds().items()},
+                "dense_s": spread(dense_s),
             }))  # fmt: skip
     return out
 

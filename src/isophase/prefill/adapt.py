@@ -111,7 +111,7 @@ class Ladder:
     Attributes:
         sample: of the head.
         block_VN: level from which each verifying query's block reads each block of keys, long.
-        column_C: level from which it reads each candidate column, rising; None: never.
+        column_C: level from which it reads each candidate column; None: never.
         make: the pattern at a level, and what it reads.
     """
 

@@ -62,7 +62,8 @@ class _Session:
             else:
                 costs = costs_of(query.shape[-1], query.dtype)
                 self.settings = settings = _with_costs(settings, costs)
-                self.threshold_tokens = costs.threshold_tokens()
+                heads = query.shape[1]
+                self.threshold_tokens = costs.threshold_tokens(max(1, torch.get_num_threads() // heads))
             self.run.threshold_tokens = self.threshold_tokens
         return settings, self.threshold_tokens
 

@@ -13,17 +13,20 @@ import torch
 from isophase.prefill.adapt import Choice
 from isophase.prefill.execute import attend_blocked, attend_dense
 from isophase.prefill.flex import attend_flex
-from isophase.prefill.machine import PAYS_BELOW, Costs, one_thread
+from isophase.prefill.machine import PAYS_BELOW, Costs
 from isophase.prefill.patterns import Dense, Reads
 from isophase.prefill.plan import Plan, full_plan
 from isophase.prefill.policy import Policy
 from isophase.prefill.run import CallRun, Clock, HeadRun
 from isophase.prefill.sample import Geometry, Sampling, sample_head
 from isophase.prefill.spec import write_pattern
+from isophase.prefill.threads import side_by_side, threads
 
 # Longer prompts are cut into longer blocks of keys: tables of blocks grow with the square of their number.
 _LONG_TOKENS = 2**15
 _STRIPE = 128
+# Queries that are attended to densely in one piece, where pieces are many: torch's kernel works on 256 at once.
+_PART = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,14 +89,18 @@ def attend_row(
         why = "sliding window, read exactly"
     else:
         geometry = settings.geometry(tokens, first, query_HTD.device)
-        choices = _choose(query_HTD, key_KLD, settings, geometry, layer, scale, clock)
         out_HTD = torch.empty_like(query_HTD) if out is None else out
-        heads = _attend(query_HTD, key_KLD, value_KLD, choices, geometry, scale, clock, out_HTD)
-        why = "sparse" if any(choice.reads is not None for choice in choices) else "no head pays"
-    done = CallRun(
+        read = _by_head if query_HTD.device.type == "cpu" else _on_device
+        done = read(query_HTD, key_KLD, value_KLD, settings, geometry, layer, scale, clock, out_HTD)
+        why = "sparse" if any(choice.reads is not None for choice, _ in done) else "no head pays"
+        heads = tuple(
+            HeadRun(pattern=write_pattern(choice.pattern), density=density, recall=choice.recall)
+            for choice, density in done
+        )
+    call = CallRun(
         layer=layer, row=row, tokens=tokens, queries=query_HTD.shape[1], why=why, heads=heads, seconds=clock.seconds
     )
-    return out_HTD, done
+    return out_HTD, call
 
 
 def execute(
@@ -131,59 +138,91 @@ def make_plan(reads: list[Reads | None], geometry: Geometry) -> Plan:
     )  # fmt: skip
 
 
-def _choose(
-    query_HTD: torch.Tensor, key_KLD: torch.Tensor, settings: Settings, geometry: Geometry, layer: int, scale: float,
-    clock: Clock,
-) -> list[Choice]:  # fmt: skip
-    """What each head reads; heads for which it does not pay read everything."""
-    group, costs = len(query_HTD) // len(key_KLD), settings.costs
+def _look(
+    query_TD: torch.Tensor, key_LD: torch.Tensor, head: int, settings: Settings, geometry: Geometry, layer: int,
+    scale: float, clock: Clock,
+) -> Choice:  # fmt: skip
+    """What a head reads; everything, where less does not pay."""
     whole = Choice(pattern=Dense(), reads=None, recall=1.0, keys_per_query=float(geometry.tokens))
-    choices = []
-    with one_thread():
-        for head, query_TD in enumerate(query_HTD):
-            if settings.policy.is_dense(layer, head):
-                choices.append(whole)
-                continue
-            with clock.part("look"):
-                sample = sample_head(query_TD, key_KLD[head // group], geometry, settings.sampling, scaling=scale)
-            with clock.part("choose"):
-                choice = settings.policy.choose(layer, head, sample)
-            pays = costs is None or costs.sparse_share(choice.keys_per_query, geometry) <= PAYS_BELOW
-            choices.append(choice if pays else whole)
-    return choices
+    if settings.policy.is_dense(layer, head):
+        return whole
+    with clock.part("look"):
+        sample = sample_head(query_TD, key_LD, geometry, settings.sampling, scaling=scale)
+    with clock.part("choose"):
+        choice = settings.policy.choose(layer, head, sample)
+    costs = settings.costs
+    return choice if costs is None or costs.sparse_share(choice.keys_per_query, geometry) <= PAYS_BELOW else whole
 
 
-def _attend(
-    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, choices: list[Choice],
-    geometry: Geometry, scale: float, clock: Clock, out_HTD: torch.Tensor,
-) -> tuple[HeadRun, ...]:  # fmt: skip
-    """Sparse heads along their plan, the others densely, into `out_HTD`."""
+def _on_device(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, settings: Settings, geometry: Geometry,
+    layer: int, scale: float, clock: Clock, out_HTD: torch.Tensor,
+) -> list[tuple[Choice, float]]:  # fmt: skip
+    """One launch for all heads, dense ones included; returns choices and densities."""
     group = len(query_HTD) // len(key_KLD)
-    density = [1.0] * len(choices)
-    if query_HTD.device.type != "cpu":
-        # One launch for all heads, dense ones included.
+    choices = [
+        _look(query_TD, key_KLD[head // group], head, settings, geometry, layer, scale, clock)
+        for head, query_TD in enumerate(query_HTD)
+    ]
+    with clock.part("choose"):
+        plan = make_plan([choice.reads for choice in choices], geometry)
+        density = plan.density().tolist()
+    with clock.part("attend"):
+        out_HTD.copy_(attend_flex(query_HTD, key_KLD, value_KLD, plan, scaling=scale))
+    return list(zip(choices, density, strict=True))
+
+
+def _by_head(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, settings: Settings, geometry: Geometry,
+    layer: int, scale: float, clock: Clock, out_HTD: torch.Tensor,
+) -> list[tuple[Choice, float]]:  # fmt: skip
+    """Heads side by side on the threads of the CPU; returns choices and densities."""
+    heads = len(query_HTD)
+    group = heads // len(key_KLD)
+
+    def tensors(head: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        kv = slice(head // group, head // group + 1)
+        return query_HTD[head : head + 1], key_KLD[kv], value_KLD[kv]
+
+    def look(head: int) -> Choice:
+        query, key, _ = tensors(head)
+        with threads(1):  # many short steps: handing each to several threads costs more than it saves
+            return _look(query[0], key[0], head, settings, geometry, layer, scale, clock)
+
+    def sparse(head: int) -> float:
+        reads = choices[head].reads
+        if reads is None:
+            return 1.0
         with clock.part("choose"):
-            plan = make_plan([choice.reads for choice in choices], geometry)
-            density = plan.density().tolist()
+            plan = make_plan([reads], geometry)
+            density = float(plan.density()[0])
         with clock.part("attend"):
-            out_HTD.copy_(attend_flex(query_HTD, key_KLD, value_KLD, plan, scaling=scale))
-    else:
-        for head, choice in enumerate(choices):
-            one, kv = slice(head, head + 1), slice(head // group, head // group + 1)
-            inputs = query_HTD[one], key_KLD[kv], value_KLD[kv]
-            if choice.reads is None:
-                with clock.part("dense"):
-                    attend_dense(*inputs, scaling=scale, out=out_HTD[one])
-                continue
-            with clock.part("choose"):
-                plan = make_plan([choice.reads], geometry)
-                density[head] = float(plan.density()[0])
-            with clock.part("attend"):
-                attend_blocked(*inputs, plan, scaling=scale, out=out_HTD[one])
-    return tuple(
-        HeadRun(pattern=write_pattern(choice.pattern), density=share, recall=choice.recall)
-        for choice, share in zip(choices, density, strict=True)
-    )
+            attend_blocked(*tensors(head), plan, scaling=scale, out=out_HTD[head : head + 1])
+        return density
+
+    def dense(part: tuple[int, int, int]) -> None:
+        head, begin, end = part
+        query, key, value = tensors(head)
+        seen = geometry.first_query + end
+        with clock.part("dense"):
+            attend_dense(
+                query[:, begin:end], key[:, :seen], value[:, :seen], scaling=scale,
+                out=out_HTD[head : head + 1, begin:end],
+            )  # fmt: skip
+
+    with side_by_side(heads) as crew:
+        # All look before any attends: what looking needs is gone by the time that results take memory.
+        choices = crew.map(look, range(heads))
+        densities = crew.map(sparse, range(heads))
+        whole = [head for head, choice in enumerate(choices) if choice.reads is None]
+        crew.map(dense, [(head, *part) for part in _parts(geometry.queries) for head in whole])
+    return list(zip(choices, densities, strict=True))
+
+
+def _parts(queries: int) -> list[tuple[int, int]]:
+    """Stretches of queries, the longest work first: what is handed out last should be short, so that none waits."""
+    step = max(_PART, -(-queries // 4 // _PART) * _PART)
+    return [(begin, min(begin + step, queries)) for begin in range(0, queries, step)][::-1]
 
 
 def _waiter(device: torch.device) -> Callable[[], None]:

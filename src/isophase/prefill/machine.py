@@ -9,8 +9,7 @@ import json
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +20,7 @@ from isophase.atomic import write_atomically
 from isophase.prefill.execute import attend_blocked, attend_dense
 from isophase.prefill.plan import Plan
 from isophase.prefill.sample import Geometry, Sampling
+from isophase.prefill.threads import threads
 
 # Looking at sampled queries may cost this share of dense attention where nothing comes of it.
 _LOOK_SHARE = 0.06
@@ -31,7 +31,7 @@ _TOKENS, _KEYS, _ROUNDS, _SECONDS = 4096, 1024, 3, 0.1
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """Seconds that attention of one head takes.
+    """Seconds that attention of one head takes on one thread.
 
     Attributes:
         dense: dense causal attention, per pair of a query and a key.
@@ -45,11 +45,16 @@ class Costs:
     looked: float
     looked_token: float
 
-    def threshold_tokens(self) -> int:
-        """Shortest prompt that is looked at: below, looking alone would cost more than 6 % of dense attention."""
+    def threshold_tokens(self, threads: int = 1) -> int:
+        """Shortest prompt that is looked at: below, looking alone would cost more than 6 % of dense attention.
+
+        Args:
+            threads: that attend to one head, of which one looks: 1 where there are no fewer heads than threads.
+        """
         # The larger root of looked + looked_token t = share dense t^2 / 2.
-        half = self.looked_token / (self.dense * _LOOK_SHARE)
-        exact = half + (half**2 + 2 * self.looked / (self.dense * _LOOK_SHARE)) ** 0.5
+        dense = self.dense * _LOOK_SHARE / threads
+        half = self.looked_token / dense
+        exact = half + (half**2 + 2 * self.looked / dense) ** 0.5
         return max(256, -(-int(exact) // 256) * 256)
 
     def sparse_share(self, keys_per_query: float, geometry: Geometry) -> float:
@@ -71,7 +76,7 @@ def costs_of(width: int, dtype: torch.dtype, *, folder: Path | None = None) -> C
         dtype: of queries, keys and values.
         folder: where they are kept; default `isophase` in `$XDG_CACHE_HOME` or `~/.cache`.
     """
-    return _costs(width, dtype, torch.get_num_threads(), folder or cache_folder())
+    return _costs(width, dtype, folder or cache_folder())
 
 
 def cache_folder() -> Path:
@@ -80,9 +85,9 @@ def cache_folder() -> Path:
 
 
 @cache
-def _costs(width: int, dtype: torch.dtype, threads: int, folder: Path) -> Costs:
+def _costs(width: int, dtype: torch.dtype, folder: Path) -> Costs:
     name = f"{platform.node()} {platform.machine()} {torch.backends.cpu.get_cpu_capability()} torch {torch.__version__}"
-    key = f"{name} threads {threads} width {width} {str(dtype).removeprefix('torch.')}"
+    key = f"{name} one thread width {width} {str(dtype).removeprefix('torch.')}"
     file = folder / "prefill.json"
     known = _read(file)
     try:
@@ -98,17 +103,6 @@ def _costs(width: int, dtype: torch.dtype, threads: int, folder: Path) -> Costs:
     return costs
 
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Work of many short steps: handing each of them to several threads costs more than it saves."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _read(file: Path) -> dict[str, dict[str, float]]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
@@ -120,7 +114,7 @@ def _read(file: Path) -> dict[str, dict[str, float]]:
 def measure(width: int, dtype: torch.dtype) -> Costs:
     """Measure dense and blocked attention and looking in turns; the fastest round of each counts.
 
-    Processor time by thread is taken, so that other work on the machine does not decide for months what is sparse.
+    Processor time of one thread is taken, so that other work on the machine does not decide for months what is sparse.
 
     Args:
         width: head size.
@@ -142,18 +136,16 @@ def measure(width: int, dtype: torch.dtype) -> Costs:
 
     def look(tokens: int) -> None:
         part = Geometry(tokens=tokens)
-        with one_thread():
-            Adaptive().choose(sample_head(query[0, :tokens], key[0, :tokens], part, Sampling(), scaling=width**-0.5))
+        Adaptive().choose(sample_head(query[0, :tokens], key[0, :tokens], part, Sampling(), scaling=width**-0.5))
 
-    threads = torch.get_num_threads()
     parts: dict[str, tuple[Callable[[], object], float]] = {
-        "dense": (lambda: attend_dense(query, key, value), threads * _TOKENS * _TOKENS / 2),
-        "blocked": (lambda: attend_blocked(query, key, value, plan), threads * pairs),
+        "dense": (lambda: attend_dense(query, key, value), _TOKENS * _TOKENS / 2),
+        "blocked": (lambda: attend_blocked(query, key, value, plan), pairs),
         "short": (lambda: look(_TOKENS // 4), 1.0),
         "long": (lambda: look(_TOKENS), 1.0),
     }
     best = dict.fromkeys(parts, float("inf"))
-    with torch.inference_mode():
+    with torch.inference_mode(), threads(1):
         for _ in range(_ROUNDS):
             for name, (part, size) in parts.items():
                 # Short parts run more often: an interruption would change them most.

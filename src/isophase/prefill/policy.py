@@ -12,7 +12,7 @@ from isophase.prefill.sample import HeadSample
 
 
 class Policy(Protocol):
-    """Decides for each head."""
+    """Decides for each head; asked from several threads at once."""
 
     def is_dense(self, layer: int, head: int) -> bool:
         """Whether the head is known to be dense, so that its queries need no look."""

@@ -11,8 +11,8 @@ import torch
 
 # Rows that are computed together: they stay in cache, and see no further than the last of them.
 _ROWS = 16
-# Rows are kept for a second walk up to this many numbers (16 MiB); of longer prompts they are computed again.
-_KEPT_NUMBERS = 2**22
+# Rows are kept for a second walk up to this many numbers (8 MiB); of longer prompts they are computed again.
+_KEPT_NUMBERS = 2**21
 
 
 class Rows:

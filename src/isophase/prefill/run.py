@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,7 +43,8 @@ class CallRun(BaseModel):
         queries: of this part of the prompt.
         why: `sparse`, or why the row was read densely.
         heads: one entry for each query head; empty where the call was left to the model's own attention.
-        seconds: of looking at sampled queries, choosing, sparse attention, and dense attention.
+        seconds: of looking at sampled queries, choosing, sparse attention, and dense attention; where heads are read
+            side by side, added up over threads.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -106,7 +108,7 @@ class PrefillRun(BaseModel):
 
 
 class Clock:
-    """Adds up the time of parts.
+    """Adds up the time of parts, of whichever threads.
 
     Args:
         wait: called before each reading, to wait for a device.
@@ -115,6 +117,7 @@ class Clock:
     def __init__(self, wait: Callable[[], None]) -> None:
         self._wait = wait
         self.seconds: dict[Part, float] = {}
+        self._lock = threading.Lock()
 
     @contextmanager
     def part(self, name: Part) -> Iterator[None]:
@@ -123,7 +126,9 @@ class Clock:
         began = time.perf_counter()
         yield
         self._wait()
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
+        took = time.perf_counter() - began
+        with self._lock:
+            self.seconds[name] = self.seconds.get(name, 0.0) + took
 
 
 def _mean(values: list[float], empty: float) -> float:

@@ -178,27 +178,21 @@ class HeadSample:
 
         Args:
             block_VN: level from which each block is read, long, 0..levels; `levels` is never.
-            column_C: level from which each candidate is read, in the same way, rising; None: never.
+            column_C: level from which each candidate is read, in the same way; None: never.
             levels: how many choices.
         """
         gain_VS = torch.zeros(len(self.own_V), levels + 1, device=self.own_V.device)
         gain_VS.scatter_add_(1, block_VN, self.block_VN)
         if column_C is not None:
-            # A column counts from its own level until its block is read as a whole. As numbers: torch gathers those
-            # of 32 bits several times faster than integers.
-            until_VC = block_VN.float().index_select(1, self.columns_C // self.geometry.key_tokens)
-            until_VC = torch.maximum(until_VC, column_C.float())
-            gain_VS.scatter_add_(1, until_VC.long(), -self.column_VC)
-        kept_VS = gain_VS[:, :levels].cumsum(1) + self.own_V[:, None]
-        if column_C is not None:
-            read_S = torch.searchsorted(column_C, torch.arange(levels, device=column_C.device), right=True)
-            kept_VS += self._column_sums_VC[:, read_S]
-        return kept_VS.clamp_(max=1.0)
-
-    @cached_property
-    def _column_sums_VC(self) -> torch.Tensor:
-        """Attention to so many of the best candidates, [V, C + 1]."""
-        return torch.nn.functional.pad(self.column_VC.cumsum(1), (1, 0))
+            block_VN = block_VN.float()  # torch gathers numbers of 32 bits several times faster than integers
+            at_C = self.columns_C // self.geometry.key_tokens
+            for first in range(0, len(column_C), _COLUMNS):
+                some = slice(first, first + _COLUMNS)
+                gain_VS.index_add_(1, column_C[some], self.column_VC[:, some])
+                # A column counts until its block is read as a whole.
+                until_VC = torch.maximum(block_VN.index_select(1, at_C[some]), column_C[some].float())
+                gain_VS.scatter_add_(1, until_VC.long(), -self.column_VC[:, some])
+        return gain_VS[:, :levels].cumsum(1).add_(self.own_V[:, None]).clamp_(max=1.0)
 
 
 def sample_head(
@@ -264,7 +258,7 @@ def _verify(rows: Rows, columns_C: torch.Tensor, geometry: Geometry) -> tuple[to
         own_V[at] = (rows_RW.gather(1, own_RS) * seen_RS).sum(1)
         rows_RW.scatter_(1, own_RS, 0.0)
         whole = end // width
-        block_VN[at, :whole] = rows_RW[:, : whole * width].unflatten(1, (whole, width)).sum(-1)
+        block_VN[at, :whole] = rows_RW[:, : whole * width].reshape(len(rows_RW), whole, width).sum(-1)
         if whole * width < end:
             block_VN[at, whole] = rows_RW[:, whole * width :].sum(1)
         column_VC[at] = rows_RW.index_select(1, columns_C.clamp(max=end - 1)) * (columns_C < end)

@@ -120,7 +120,8 @@ def search(
     if not survey.offers:
         reasons = ", ".join(sorted({call.why for call in run.calls}))
         raise ValueError(f"no layer was read along a plan ({reasons or 'no attention was called'})")
-    chosen = spend(survey.offers, budget)
+    # Heads are looked at side by side: in the order of their names sums do not depend on which was first.
+    chosen = spend(dict(sorted(survey.offers.items())), budget)
     config = model.config.get_text_config(decoder=True)
     layers = []
     for layer in range(config.num_hidden_layers):

@@ -40,6 +40,7 @@ from prefill_inputs import captured, load, reads_of, recall_of, show, spread, te
 def model(options: argparse.Namespace) -> list[dict[str, Any]]:
     """Whole-model prefill: time, and perplexity of the second half of each text (at most 2,048 tokens)."""
     lm, tokenizer = load(options.folder)
+    lm(text_ids(tokenizer, 1024), logits_to_keep=1, use_cache=False)  # the first pass of a process is slower
     out = []
     for tokens in options.lengths:
         texts = text_ids(tokenizer, tokens * options.rounds).view(options.rounds, 1, tokens)

@@ -24,6 +24,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 
 from isophase.prefill.adapt import Adaptive
 from isophase.prefill.engine import Settings, attend_row
+from isophase.prefill.ledger import Ledger
 from isophase.prefill.machine import Costs, costs_of
 from isophase.prefill.masks import MaskShape, read_mask
 from isophase.prefill.patterns import AShape, BlockSparse, Dense, Pattern, VerticalSlash
@@ -32,6 +33,7 @@ from isophase.prefill.run import CallRun, PrefillRun
 from isophase.prefill.sample import Sampling
 from isophase.prefill.spec import write_pattern
 from isophase.prefill.table_file import PatternFile, read_patterns
+from isophase.prefill.threads import threads_by_piece
 
 ATTENTION = "isophase_prefill"
 BASE = "sdpa"
@@ -48,6 +50,7 @@ class _Session:
     settings: Settings
     threshold_tokens: int | None
     run: PrefillRun
+    ledger: Ledger
     lock: threading.Lock = field(default_factory=threading.Lock)
     # The mask that was read last: all layers of a kind are given the same one.
     mask: Any = None
@@ -62,8 +65,7 @@ class _Session:
             else:
                 costs = costs_of(query.shape[-1], query.dtype)
                 self.settings = settings = _with_costs(settings, costs)
-                heads = query.shape[1]
-                self.threshold_tokens = costs.threshold_tokens(max(1, torch.get_num_threads() // heads))
+                self.threshold_tokens = costs.threshold_tokens(threads_by_piece(query.shape[1]))
             self.run.threshold_tokens = self.threshold_tokens
         return settings, self.threshold_tokens
 
@@ -123,6 +125,7 @@ def sparse_prefill(
         settings=Settings(policy=policy, sampling=sampling or Sampling(), costs=None, query_tokens=query_tokens),
         threshold_tokens=threshold_tokens,
         run=run,
+        ledger=Ledger(model.config.get_text_config(decoder=True).num_hidden_layers),
     )
     for config in configs:
         _sessions[id(config)] = session
@@ -190,6 +193,8 @@ def _attend_sparsely(
             why = "short"
         elif _mostly_past(shape):
             why = "short part of a long prompt"
+        elif not session.ledger.is_open(layer, (*query.shape[:3], key.shape[2])):
+            why = "given up: looking did not pay in the layers before"
     if why is not None or shape is None:
         _record(session, [
             CallRun(layer=layer, row=row, tokens=key.shape[2], queries=queries, why=why or "") for row in range(rows)
@@ -208,6 +213,7 @@ def _attend_sparsely(
             scaling=kwargs.get("scaling"), window_tokens=span.window_tokens, out=out_BTHD[row, part].transpose(0, 1),
         )  # fmt: skip
         calls.append(call)
+    session.ledger.book(sum(call.saved for call in calls) / max(1, len(calls)))
     _record(session, calls)
     return out_BTHD
 

@@ -20,7 +20,7 @@ from isophase.prefill.policy import Policy
 from isophase.prefill.run import CallRun, Clock, HeadRun
 from isophase.prefill.sample import Geometry, Sampling, sample_head
 from isophase.prefill.spec import write_pattern
-from isophase.prefill.threads import side_by_side, threads
+from isophase.prefill.threads import side_by_side, threads, threads_by_piece
 
 # Longer prompts are cut into longer blocks of keys: tables of blocks grow with the square of their number.
 _LONG_TOKENS = 2**15
@@ -85,6 +85,7 @@ def attend_row(
         )  # fmt: skip
         with clock.part("attend"):
             out_HTD = execute(query_HTD, key_KLD, value_KLD, plan, scale, out)
+        saved = 0.0
         heads = tuple(HeadRun(pattern="window", density=1.0, recall=None) for _ in query_HTD)
         why = "sliding window, read exactly"
     else:
@@ -92,14 +93,16 @@ def attend_row(
         out_HTD = torch.empty_like(query_HTD) if out is None else out
         read = _by_head if query_HTD.device.type == "cpu" else _on_device
         done = read(query_HTD, key_KLD, value_KLD, settings, geometry, layer, scale, clock, out_HTD)
+        saved = _saved([choice for choice, _ in done], settings, geometry, layer)
         why = "sparse" if any(choice.reads is not None for choice, _ in done) else "no head pays"
         heads = tuple(
             HeadRun(pattern=write_pattern(choice.pattern), density=density, recall=choice.recall)
             for choice, density in done
         )
     call = CallRun(
-        layer=layer, row=row, tokens=tokens, queries=query_HTD.shape[1], why=why, heads=heads, seconds=clock.seconds
-    )
+        layer=layer, row=row, tokens=tokens, queries=query_HTD.shape[1], why=why, heads=heads, saved=saved,
+        seconds=clock.seconds,
+    )  # fmt: skip
     return out_HTD, call
 
 
@@ -152,6 +155,17 @@ def _look(
         choice = settings.policy.choose(layer, head, sample)
     costs = settings.costs
     return choice if costs is None or costs.sparse_share(choice.keys_per_query, geometry) <= PAYS_BELOW else whole
+
+
+def _saved(choices: list[Choice], settings: Settings, geometry: Geometry, layer: int) -> float:
+    """As `CallRun.saved`."""
+    costs = settings.costs
+    if costs is None:
+        return 0.0
+    looked = [not settings.policy.is_dense(layer, head) for head in range(len(choices))]
+    saved = sum(1 - costs.sparse_share(c.keys_per_query, geometry) for c in choices if c.reads is not None)
+    cost = costs.look_share(geometry, threads_by_piece(len(choices)))
+    return (saved - cost * sum(looked)) / len(choices)
 
 
 def _on_device(

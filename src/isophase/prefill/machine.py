@@ -22,8 +22,9 @@ from isophase.prefill.plan import Plan
 from isophase.prefill.sample import Geometry, Sampling
 from isophase.prefill.threads import threads
 
-# Looking at sampled queries may cost this share of dense attention where nothing comes of it.
-_LOOK_SHARE = 0.06
+# Looking at sampled queries may cost this share of dense attention; where nothing comes of it, it is given up after a
+# few layers (`isophase.prefill.ledger`).
+_LOOK_SHARE = 1 / 6
 # A head is attended to sparsely where that is predicted to take at most this share of dense attention.
 PAYS_BELOW = 0.85
 _TOKENS, _KEYS, _ROUNDS, _SECONDS = 4096, 1024, 3, 0.1
@@ -46,7 +47,7 @@ class Costs:
     looked_token: float
 
     def threshold_tokens(self, threads: int = 1) -> int:
-        """Shortest prompt that is looked at: below, looking alone would cost more than 6 % of dense attention.
+        """Shortest prompt that is looked at: below, looking alone would cost more than a sixth of dense attention.
 
         Args:
             threads: that attend to one head, of which one looks: 1 where there are no fewer heads than threads.
@@ -56,6 +57,16 @@ class Costs:
         half = self.looked_token / dense
         exact = half + (half**2 + 2 * self.looked / dense) ** 0.5
         return max(256, -(-int(exact) // 256) * 256)
+
+    def look_share(self, geometry: Geometry, threads: int = 1) -> float:
+        """Time of looking at one head, by that of dense attention.
+
+        Args:
+            geometry: of the prompt.
+            threads: as in `threshold_tokens`.
+        """
+        dense = self.dense * geometry.queries * (geometry.first_query + geometry.queries / 2)
+        return threads * (self.looked + self.looked_token * geometry.tokens) / dense
 
     def sparse_share(self, keys_per_query: float, geometry: Geometry) -> float:
         """Predicted time of a plan for one head, by that of dense attention.

@@ -43,6 +43,8 @@ class CallRun(BaseModel):
         queries: of this part of the prompt.
         why: `sparse`, or why the row was read densely.
         heads: one entry for each query head; empty where the call was left to the model's own attention.
+        saved: time that was saved by looking, as predicted from this machine's costs, by that of dense attention;
+            below 0 where looking cost more. 0 where nothing was predicted.
         seconds: of looking at sampled queries, choosing, sparse attention, and dense attention; where heads are read
             side by side, added up over threads.
     """
@@ -55,6 +57,7 @@ class CallRun(BaseModel):
     queries: int
     why: str
     heads: tuple[HeadRun, ...] = ()
+    saved: float = 0.0
     seconds: dict[Part, float] = Field(default_factory=dict)
 
 

@@ -24,6 +24,11 @@ def threads(number: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def threads_by_piece(pieces: int) -> int:
+    """Torch's threads that are there for each of so many pieces of work, 1 or more."""
+    return max(1, torch.get_num_threads() // pieces)
+
+
 class Crew:
     """Threads that work on pieces side by side.
 
@@ -55,12 +60,10 @@ def side_by_side(pieces: int) -> Iterator[Crew]:
     Args:
         pieces: how many there are.
     """
-    number = torch.get_num_threads()
-    workers = min(number, pieces)
+    workers, share = min(torch.get_num_threads(), pieces), threads_by_piece(pieces)
     if workers < 2:
         yield Crew(None)
         return
-    share = number // workers
     # Set in each thread, too: a new one takes the number that was set last, by whomever.
     with threads(share), ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(share,)) as pool:
         yield Crew(pool)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import torch
 
-# Rows that are computed together: they stay in cache, and see no further than the last of them.
-_ROWS = 16
+# Rows that are computed together, and their numbers at most: they stay in cache, and see no further than the last row.
+_ROWS, _NUMBERS = 16, 2**19
 # Rows are kept for a second walk up to this many numbers (8 MiB); of longer prompts they are computed again.
 _KEPT_NUMBERS = 2**21
 
@@ -49,8 +49,9 @@ class Rows:
 
     def _chunks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         positions = self.positions_S.tolist()
-        for first in range(0, len(positions), _ROWS):
-            at = slice(first, min(first + _ROWS, len(positions)))
+        step = max(1, min(_ROWS, _NUMBERS // len(self._key_LD)))
+        for first in range(0, len(positions), step):
+            at = slice(first, min(first + step, len(positions)))
             low, end = positions[at.start] + 1, positions[at.stop - 1] + 1
             logits_RW = (self._query_SD[at] @ self._key_LD[:end].T).float()
             if low < end:

@@ -152,7 +152,10 @@ def main() -> None:
             else tokenizer((stdlib / "pydoc_data/topics.py").read_text(), return_tensors="pt")["input_ids"][:, :16_384],
             "code": tokenizer((stdlib / "argparse.py").read_text(encoding="utf-8"), return_tensors="pt")["input_ids"],
         }
-        rules = {"delimiters": delimiter_rule(tokenizer.decode, len(tokenizer)), "hash": hash_rule(max_tokens=14)}
+        rules = {
+            "delimiters": delimiter_rule(tokenizer.decode, len(tokenizer), max_tokens=24),
+            "hash": hash_rule(max_tokens=14),
+        }
         result["buffers"] = fill_of_buffers(texts, rules)
         model = AutoModelForCausalLM.from_pretrained(chosen.model).eval()
         result["layers"] = {}

@@ -173,11 +173,28 @@ def test_a_closed_cache(make_model, random_ids) -> None:
         model(random_ids(30), **cache_argument(cache))
 
 
-def test_assisted_generation(make_model, random_ids) -> None:
+@pytest.mark.parametrize("kind", ["lookup", "assistant", "early exit"])
+def test_assisted_generation(kind, make_model, random_ids) -> None:
     model = make_model("llama")
-    with pytest.raises(ValueError, match=r"[Aa]ssisted|assistant"):
+    how = {
+        "lookup": {"prompt_lookup_num_tokens": 2},
+        "assistant": {"assistant_model": copy.deepcopy(model)},
+        "early exit": {"assistant_early_exit": 1},
+    }[kind]
+    cache = compress(model, METHOD)
+    with pytest.raises(ValueError, match=r"dropped tokens do not come back.*leave out assistant_model"):
+        model.generate(random_ids(40), max_new_tokens=4, **how, **cache_argument(cache))
+    assert cache.get_seq_length() == 0
+    assert model.config._attn_implementation == "sdpa"
+    model.generate(random_ids(40), max_new_tokens=2, **cache_argument(cache))
+    assert cache.get_seq_length() == 41
+
+
+def test_two_caches_for_one_generate(make_model, random_ids) -> None:
+    model = make_model("llama")
+    with pytest.raises(ValueError, match=r"`cache_implementation`.*use only one of the two"):
         model.generate(
-            random_ids(40), max_new_tokens=4, prompt_lookup_num_tokens=2, **cache_argument(compress(model, METHOD))
+            random_ids(40), max_new_tokens=4, cache_implementation="static", **cache_argument(compress(model, METHOD))
         )
 
 
@@ -187,7 +204,7 @@ def test_cropping_and_copying(make_model, random_ids) -> None:
     with torch.no_grad():
         model(random_ids(40), **cache_argument(cache))
     cache.crop(0)
-    with pytest.raises(ValueError, match=r"cannot be cropped.*plain generation"):
+    with pytest.raises(ValueError, match=r"cannot be cropped.*\(plain generation\)"):
         cache.crop(-1)
     with pytest.raises(TypeError, match="make another with compress"):
         copy.deepcopy(cache)

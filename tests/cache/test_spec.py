@@ -57,6 +57,16 @@ def test_delimiters_end_their_chunks() -> None:
     assert starts == [3, 6, 9, 13]
 
 
+@pytest.mark.parametrize(("tokens", "cut"), [(47, False), (60, True)])
+def test_long_sentences_stay_whole_up_to_48_tokens(tokens, cut) -> None:
+    method = parse("dynamic(budget=64)")
+    assert isinstance(method, DynamicChunkKV)
+    ids = torch.tensor([[0] * 9 + [1] + [0] * (tokens - 1) + [1] + [0] * 9])
+    flags, _ = method.rule.starts(ids)
+    starts = [t - method.rule.lookahead_tokens for t in flags[0].nonzero()[:, 0].tolist()]
+    assert starts[:2] == ([10, 58] if cut else [10, 10 + tokens])
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

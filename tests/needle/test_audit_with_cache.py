@@ -10,6 +10,7 @@ import pytest
 from isophase.cli.main import main
 from isophase.cli.options import with_variants
 from isophase.errors import IsophaseError
+from isophase.targets.huggingface import HuggingFaceTarget
 
 
 def test_every_model_with_every_method() -> None:
@@ -47,6 +48,39 @@ def test_methods_are_targets(folder, monkeypatch, capsys, tmp_path) -> None:
     code, _, err = run(monkeypatch, capsys, *command)
     assert code in (0, 10, 11), err
     assert (tmp_path / "run" / "answers.jsonl").read_bytes() == answers
+
+
+def test_methods_share_one_reading(folder, monkeypatch, capsys, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    caches = ["chunkkv(budget=40, chunk_tokens=4)", "dynamic(budget=40)", "snapkv(budget=90, window_tokens=80)"]
+    read = []
+    forward = HuggingFaceTarget._forward
+
+    def counting(self, ids, keep, **kwargs):
+        read.append(tuple(ids.shape))
+        return forward(self, ids, keep, **kwargs)
+
+    monkeypatch.setattr(HuggingFaceTarget, "_forward", counting)
+
+    def answers(out: str, *chosen: str) -> dict[int, dict[str, object]]:
+        command = ["audit", f"hf:{folder}", "--items", "3", "--records", "3", "--length", "220", "--out", out]
+        command += ["--demonstrations", "0", "--style", "sentences", "--window", "8"]
+        for cache in chosen:
+            command += ["--cache", cache]
+        code, _, err = run(monkeypatch, capsys, *command)
+        assert code in (0, 10, 11), err
+        lines = (tmp_path / out / "answers.jsonl").read_text().splitlines()
+        return {line["row"]: line for line in map(json.loads, lines) if "row" in line}
+
+    together = answers("together", *caches)
+    assert len(together) == 72
+    # The third method has a window of its own, and reads again only because 80 queries are more than were recorded.
+    assert read.count((8, 219)) == 6
+    for number, cache in enumerate(caches):
+        alone = answers(f"alone{number}", cache)
+        assert len(alone) == 24
+        for row, line in alone.items():
+            assert {**together[row + 24 * number], "row": row} == line
 
 
 def test_a_bad_method_is_one_line(folder, monkeypatch, capsys, tmp_path) -> None:

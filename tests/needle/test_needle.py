@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -9,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from isophase.cache import compress
 from isophase.cache.spec import parse_method
@@ -16,9 +18,10 @@ from isophase.cli.main import main
 from isophase.errors import IsophaseError
 from isophase.models.compat import cache_argument
 from isophase.needle.prompts import NeedleTask
+from isophase.needle.report import summary
 from isophase.needle.run import run_needle, settings_for
 from isophase.needle.settings import parse_lengths
-from isophase.needle.store import ANSWERS, read_answers
+from isophase.needle.store import ANSWERS, NeedleAnswer, read_answers
 from isophase.needle.summary import summarise
 from isophase.probes.lexicon import PROSE
 from isophase.targets.huggingface import HuggingFaceTarget
@@ -178,9 +181,48 @@ def test_the_command(arguments, monkeypatch, capsys, tmp_path) -> None:
     assert (tmp_path / "run" / "needle.html").read_text() == page
 
 
+def test_the_terminal_shows_whole_names_in_80_columns(target, tmp_path) -> None:
+    caches = ("full", "snapkv(budget=128, window_tokens=16, kernel_tokens=7, pooling=max)", "dynamic(budget=40)")
+    lengths = tuple(range(1000, 11_000, 1000))
+    settings = settings_for(target, caches, (180,), 2, 4, 0, "text").model_copy(update={"lengths": lengths})
+    answers = {
+        row: NeedleAnswer(
+            row=row, position_tokens=row, correct=(True, row % 4 > 0, True), log_probability=(-1.0,) * 3,
+            entries=(123_456, 128, 40), stored_bytes=(123_456_789, 99, 99),
+        )
+        for row in range(settings.prompts)
+    }  # fmt: skip
+    console = Console(width=80, file=io.StringIO(), highlight=False)
+    console.print(summary(summarise(settings, answers, 12)))
+    lines = console.file.getvalue().splitlines()
+    for number, name in enumerate(caches, start=1):
+        assert f"{number}  {name}" in [line.rstrip() for line in lines]
+    words = [line.split() for line in lines]
+    assert ["cache", "entries", "KiB", "accuracy", "95", "%", "gap", "phase"] in words
+    assert ["1", "123,456", "120,563", "100", "95", "to", "100", "0", "inconclusive"] in words
+    assert ["cache", *(f"{n:,}" for n in lengths[:8])] in words
+    assert ["cache", *(f"{n:,}" for n in lengths[8:])] in words
+    assert ["2", *["75"] * 8] in words
+
+
+def test_the_margin_decides(target) -> None:
+    settings = settings_for(target, ("full",), (180,), 20, 4, 0, "text")
+    answers = {
+        row: NeedleAnswer(
+            row=row, position_tokens=row, correct=(True,), log_probability=(-1.0,), entries=(9,), stored_bytes=(9,)
+        )
+        for row in range(settings.prompts)
+    }
+    verdicts = [summarise(settings, answers, 12, margin).methods[0].phases for margin in (0.02, 0.1)]
+    assert [v.verdict for v in verdicts] == ["inconclusive", "none"]
+    assert [v.margin for v in verdicts] == [0.02, 0.1]
+    assert {v.amplitude_upper for v in verdicts} == {1 - 0.05 ** (1 / 80)}
+
+
 @pytest.mark.parametrize(
     ("more", "words"),
     [
+        (["--margin", "0"], "--margin is 0.0; it must lie between 0 and 0.5"),
         (["--cache", "h2o(budget=9)"], "cache method 'h2o' is unknown"),
         (["--cache", "chunkkv(budget=9)"], "budget 9 is below the window"),
         (["--cache", "chunkkv(budget_bytes=9)"], "less than one entry in all layers and heads"),

@@ -278,9 +278,11 @@ def batches(part: Part, width: int, grouped: bool) -> list[list[int]]:
     The order depends on the seed alone. A target that shares an item's prefix gets items in random
     order, and the columns of each in random order; any other gets single rows in random order.
     A batch is the unit of resumption: a batch that was cut off is asked again as a whole, so every
-    answer comes out of the same batch as in an undisturbed run, to the last digit.
+    answer comes out of the same batch as in an undisturbed run, to the last digit. Variants of one model
+    have one order, so that they can share the reading of a batch.
     """
-    seed = int.from_bytes(sha256(f"{part.probe.seed} {part.probe.probe} {part.target}".encode()).digest()[:8])
+    model = part.target.partition("|")[0]
+    seed = int.from_bytes(sha256(f"{part.probe.seed} {part.probe.probe} {model}".encode()).digest()[:8])
     rng = np.random.default_rng(seed)
     rows = np.arange(part.first_row, part.first_row + part.rows)
     if not grouped:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from hashlib import sha256
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ from isophase.audit.store import (
 )
 from isophase.errors import IsophaseError
 from isophase.probes import Probe, Prompt, build_probe
-from isophase.targets.base import Answer, StreamingTarget, Target
+from isophase.targets.base import Answer, SharingTarget, StreamingTarget, Target
 
 # Answers become durable at least this often; a kill then costs at most this much work.
 _FLUSH_SECONDS = 1.0
@@ -109,10 +110,12 @@ def run_plan(plan: Plan, folder: Path, open_target: OpenTarget, console: Console
             progress.update(bar, advance=count, rate=f"{rate:,.1f} prompts/s")
 
         facts: dict[str, Any] = {}
-        for part in plan.parts:
-            target = open_target(part.target)
-            seconds = _run_part(part, target, run, advance)
-            facts[f"{part.target} {part.probe.probe}"] = {**target.describe(), "seconds": round(seconds, 3)}
+        for _, group in groupby(plan.parts, key=lambda part: _shared(part, open_target(part.target))):
+            parts = list(group)
+            seconds = _take_turns([_run_part(part, open_target(part.target), run, advance) for part in parts])
+            for part, spent in zip(parts, seconds, strict=True):
+                described = open_target(part.target).describe()
+                facts[f"{part.target} {part.probe.probe}"] = {**described, "seconds": round(spent, 3)}
         run.write_manifest(
             {
                 "schema_version": 1,
@@ -128,18 +131,40 @@ def run_plan(plan: Plan, folder: Path, open_target: OpenTarget, console: Console
         )
 
 
-def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int], None]) -> float:
-    """Ask one part; returns the seconds it took."""
+def _shared(part: Part, target: Target) -> tuple[object, ...]:
+    """Equal for parts that can answer from one reading of a batch, and for no others."""
+    if isinstance(target, SharingTarget) and target.grouped:
+        return target.reading, part.probe.model_dump_json()
+    return (part.first_row,)
+
+
+def _take_turns(runs: Sequence[Iterator[None]]) -> list[float]:
+    """Let runs go on in turns, a batch each; returns the seconds that each took."""
+    seconds = [0.0] * len(runs)
+    going = list(enumerate(runs))
+    while going:
+        for number, run in list(going):
+            began = time.monotonic()
+            try:
+                next(run)
+            except StopIteration:
+                going.remove((number, run))
+            seconds[number] += time.monotonic() - began
+    return seconds
+
+
+def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int], None]) -> Iterator[None]:
+    """Ask one part; yields after every batch, also after one that was answered before."""
     probe = build_probe(part.probe, target.tokenizer)
-    began = time.monotonic()
     if isinstance(target, StreamingTarget):
         _stream_part(part, target, probe, run, advance)
-        return time.monotonic() - began
+        return
     pending: list[tuple[int, Answer]] = []
-    last_flush = began
+    last_flush = time.monotonic()
     for batch in batches(part, probe.window_tokens, target.grouped):
         missing = [row for row in batch if row not in run.answers]
         if not missing:
+            yield
             continue
         prompts = [probe.prompt(row - part.first_row) for row in batch]
         answers = _ask(target, prompts)
@@ -148,10 +173,10 @@ def _run_part(part: Part, target: Target, run: RunFolder, advance: Callable[[int
             run.append(pending)
             advance(len(pending))
             pending, last_flush = [], time.monotonic()
+        yield
     if pending:
         run.append(pending)
         advance(len(pending))
-    return time.monotonic() - began
 
 
 def _stream_part(

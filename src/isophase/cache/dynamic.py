@@ -46,7 +46,7 @@ class After:
 
 
 def delimiter_rule(
-    decode: Callable[[list[int]], str], vocabulary: int, *, radius_tokens: int = 4, max_tokens: int = 24
+    decode: Callable[[list[int]], str], vocabulary: int, *, radius_tokens: int = 4, max_tokens: int = 48
 ) -> ChunkRule:
     """Chunks that end after line ends, sentences or pauses, whichever is strongest within the radius.
 

@@ -17,6 +17,11 @@ from isophase.cache.scene import Entries, Scene
 from isophase.cache.tokens import Tokens
 
 ROW_STATES = ("keys", "values", "positions_BKP", "counts_BKP", "recent_BHWD", "recent_positions_BW")
+NO_ROLLBACK = (
+    "a compressed cache cannot be cropped: dropped tokens do not come back. Assisted generation and prompt lookup roll "
+    "the cache back; leave out assistant_model, assistant_early_exit and prompt_lookup_num_tokens (plain generation), "
+    "or give generate no cache of isophase (its own keeps everything)"
+)
 
 
 class CompressedLayer(DynamicLayer):  # type: ignore[misc]
@@ -100,10 +105,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
     def crop(self, tokens_to_remove: int) -> None:
         """Refuse, unless nothing is to be removed."""
         if tokens_to_remove != 0:
-            raise ValueError(
-                "a compressed cache cannot be cropped: dropped tokens do not come back. Assisted generation and "
-                "prompt lookup roll the cache back; use plain generation, or the full cache"
-            )
+            raise ValueError(NO_ROLLBACK)
 
     # What `isophase.cache.attention` calls.
 

@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache
 
 from isophase.cache.attention import arm, disarm
 from isophase.cache.heads import HeadGroups
-from isophase.cache.layers import ROW_STATES, CompressedLayer
+from isophase.cache.layers import NO_ROLLBACK, ROW_STATES, CompressedLayer
 from isophase.cache.method import Method
 from isophase.cache.tokens import Tokens
 
@@ -56,6 +56,14 @@ class CompressedCache(Cache):  # type: ignore[misc]
         if isinstance(layer, EVICTING) and (self.method.compresses or self.method.records):
             arm(self._configs[layer_idx], layer)
         return held
+
+    def activate_past_recording(self) -> None:
+        """Refuse: whoever rolls a cache back announces it here, as assisted generation does before it reads anything.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError(NO_ROLLBACK)
 
     def reset(self) -> None:
         """Forget everything: the next text is read as by a new cache."""

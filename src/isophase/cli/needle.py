@@ -33,6 +33,7 @@ def needle(
         Path | None, typer.Option(help="Text file around the needle, repeated where it ends. Default: built-in prose.")
     ] = None,
     seed: opt.Seed = 0,
+    margin: opt.Margin = 0.02,
     gguf: opt.Gguf = None,
     out: Annotated[
         Path | None,
@@ -49,10 +50,12 @@ def needle(
     if not model.startswith("hf:") or "|" in model or model == "hf:":
         raise IsophaseError(f"{model!r} is not a model whose cache can be compressed.", "Give hf:PATH_OR_ID.")
     sizes = parse_lengths(lengths)
+    if not 0 < margin < 0.5:
+        raise IsophaseError(f"--margin is {margin}; it must lie between 0 and 0.5.", "The usual one is 0.02.")
     text = _read(haystack)
     try:
         from isophase.needle.prompts import NeedleTask
-        from isophase.needle.report import render_json, table, write_report
+        from isophase.needle.report import render_json, summary, write_report
         from isophase.needle.run import run_needle, settings_for
         from isophase.needle.summary import summarise
         from isophase.targets.huggingface import HuggingFaceTarget
@@ -74,12 +77,12 @@ def needle(
             target, settings, text, folder,
             lambda done, total, seconds: status.update(f"asking {done} of {total}, {seconds:.1f} s each"),
         )  # fmt: skip
-    result = summarise(settings, answers, NeedleTask(settings, target.tokenizer, text).span_tokens)
+    result = summarise(settings, answers, NeedleTask(settings, target.tokenizer, text).span_tokens, margin)
     page = write_report(result, folder)
     opt.write_json(render_json(result), json)
     console = opt.console_for_people(json)
-    console.print(table(result))
-    console.print(f"\nReport: {page}", soft_wrap=True, markup=False)
+    console.print(summary(result), markup=False)
+    console.print(f"Report: {page}", soft_wrap=True, markup=False)
 
 
 def _read(path: Path | None) -> str:

@@ -6,13 +6,18 @@ from pathlib import Path
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from rich.console import Group, RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from isophase.atomic import write_atomically
 from isophase.audit.report import words
 from isophase.audit.store import write_error
 from isophase.needle.figures import bounds, heat_map, percent, phase_bars
 from isophase.needle.summary import NeedleResult
+
+_LENGTHS_ABREAST = 8
+"""Columns of a terminal's table by length, of seven digits each."""
 
 
 def render_json(result: NeedleResult) -> str:
@@ -51,22 +56,34 @@ def write_report(result: NeedleResult, folder: Path) -> Path:
     return folder / "needle.html"
 
 
-def table(result: NeedleResult) -> Table:
-    """Methods, one a line: budget, bytes, accuracy overall and by length, gap over phases and verdict."""
-    out = Table(box=None, pad_edge=False, header_style="bold")
-    out.add_column("cache", overflow="fold")
-    for heading in ("entries", "KiB", "accuracy", "95 %", *(f"{n:,}" for n in result.settings.lengths), "gap", "phase"):
-        out.add_column(heading, justify="right")
-    for method in result.methods:
-        gap = "–" if method.phases is None else f"{method.phases.gap_points:.0f}"
-        out.add_row(
-            method.cache,
+def summary(result: NeedleResult) -> Group:
+    """What the terminal shows, within 80 columns: methods by number, figures of each, then accuracy by length."""
+    names, figures = _table("", "cache"), _table("cache", "entries", "KiB", "accuracy", "95 %", "gap", "phase")
+    for number, method in enumerate(result.methods, start=1):
+        names.add_row(str(number), Text(method.cache, overflow="fold"))
+        figures.add_row(
+            str(number),
             f"{method.entries:,}",
             f"{method.stored_bytes / 1024:,.0f}",
             percent(method.overall),
             bounds(method.overall),
-            *(percent(share) for share in method.by_length),
-            gap,
+            "–" if method.phases is None else f"{method.phases.gap_points:.0f}",
             "–" if method.phases is None else method.phases.verdict,
         )
+    parts: list[RenderableType] = [names, "", figures]
+    lengths = result.settings.lengths
+    for first in range(0, len(lengths) if len(lengths) > 1 else 0, _LENGTHS_ABREAST):
+        chosen = slice(first, first + _LENGTHS_ABREAST)
+        by_length = _table("cache", *(f"{n:,}" for n in lengths[chosen]))
+        for number, method in enumerate(result.methods, start=1):
+            by_length.add_row(str(number), *(percent(share) for share in method.by_length[chosen]))
+        parts += ["", "accuracy by length, in tokens", by_length]
+    return Group(*parts, "")
+
+
+def _table(first: str, *headings: str) -> Table:
+    """A table without lines; text on the left, numbers on the right."""
+    out = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in (first, *headings):
+        out.add_column(heading, justify="left" if heading in ("cache", "") else "right")
     return out

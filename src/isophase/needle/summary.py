@@ -13,6 +13,8 @@ from isophase.statistics import Observations, wilson
 from isophase.statistics.observations import FloatArray, IntArray
 from isophase.statistics.verdict import assess
 
+MARGIN = 0.02
+
 
 class Share(BaseModel):
     """An accuracy with its 95 % Wilson interval.
@@ -41,6 +43,7 @@ class PhaseVerdict(BaseModel):
         gap_interval_points: 95 %.
         p_values_adjusted: of the tests that were made.
         amplitude_upper: 95 % upper limit of half peak to trough.
+        margin: smallest half peak to trough that matters.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -50,6 +53,7 @@ class PhaseVerdict(BaseModel):
     gap_interval_points: tuple[float, float]
     p_values_adjusted: dict[str, float]
     amplitude_upper: float
+    margin: float = MARGIN
 
 
 class MethodResult(BaseModel):
@@ -100,19 +104,24 @@ class NeedleResult(BaseModel):
     methods: tuple[MethodResult, ...]
 
 
-def summarise(settings: NeedleSettings, answers: Mapping[int, NeedleAnswer], span_tokens: int) -> NeedleResult:
+def summarise(
+    settings: NeedleSettings, answers: Mapping[int, NeedleAnswer], span_tokens: int, margin: float = MARGIN
+) -> NeedleResult:
     """Summarise the answers; a pure function.
 
     Args:
         settings: of the run.
         answers: by row; rows may be missing.
         span_tokens: tokens of the needle.
+        margin: smallest swing over phases that matters, half peak to trough, 0 to 0.5.
     """
-    methods = tuple(_method(settings, answers, span_tokens, n) for n in range(len(settings.caches)))
+    methods = tuple(_method(settings, answers, span_tokens, margin, n) for n in range(len(settings.caches)))
     return NeedleResult(settings=settings, prompts=len(answers), span_tokens=span_tokens, methods=methods)
 
 
-def _method(settings: NeedleSettings, answers: Mapping[int, NeedleAnswer], span: int, n: int) -> MethodResult:
+def _method(
+    settings: NeedleSettings, answers: Mapping[int, NeedleAnswer], span: int, margin: float, n: int
+) -> MethodResult:
     shape = (len(settings.lengths), settings.depths, settings.phases)
     right = np.full(shape, np.nan)
     position = np.zeros(shape, dtype=np.int64)
@@ -130,7 +139,7 @@ def _method(settings: NeedleSettings, answers: Mapping[int, NeedleAnswer], span:
         cells=tuple(tuple(_share(right[i, j]) for j in range(shape[1])) for i in range(shape[0])),
         by_phase=tuple(_share(right[residue == r]) for r in range(settings.phases)),
         log_probability=float(np.mean([a.log_probability[n] for a in chosen])) if chosen else None,
-        phases=_verdict(right, position, settings, span),
+        phases=_verdict(right, position, settings, span, margin),
     )
 
 
@@ -143,16 +152,19 @@ def _share(values: FloatArray) -> Share:
     )
 
 
-def _verdict(right: FloatArray, position: IntArray, settings: NeedleSettings, span: int) -> PhaseVerdict | None:
+def _verdict(
+    right: FloatArray, position: IntArray, settings: NeedleSettings, span: int, margin: float
+) -> PhaseVerdict | None:
     items = right.shape[0] * right.shape[1]
     if items < 2 or not np.isfinite(right).all():
         return None
     seen = Observations(outcomes=right.reshape(items, -1), positions=position.reshape(items, -1), span_tokens=span)
-    found = assess(seen, settings.phases, periods=[settings.phases], seed=settings.seed)
+    found = assess(seen, settings.phases, margin=margin, periods=[settings.phases], seed=settings.seed)
     return PhaseVerdict(
         verdict=found.verdict,
         gap_points=found.gap_points,
         gap_interval_points=found.gap_interval_points,
         p_values_adjusted=found.p_values_adjusted,
         amplitude_upper=found.amplitude_upper,
+        margin=margin,
     )

@@ -145,6 +145,15 @@ class StreamingTarget(Protocol):
 
 
 @runtime_checkable
+class SharingTarget(Protocol):
+    """A target that answers from what another has read, if that was the last to be asked the same prompts."""
+
+    @property
+    def reading(self) -> str:
+        """Equal for targets that can share."""
+
+
+@runtime_checkable
 class RemoteTarget(Protocol):
     """A target whose surroundings matter: a tokenizer from elsewhere, periods of the server."""
 

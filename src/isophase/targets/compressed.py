@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from hashlib import sha256
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from isophase.cache import ChunkKV, Method, OpenCache, compress
+from isophase.cache import ChunkKV, Method, OpenCache, Record, compress, compressed
 from isophase.cache.spec import parse_method
 from isophase.errors import IsophaseError
 from isophase.models.compat import cache_argument
@@ -23,6 +23,8 @@ from isophase.targets.strides import Grid
 
 # Methods are compared on one model: its weights are loaded once. Weak: the last target takes them along.
 _models: WeakValueDictionary[tuple[str, ...], PreTrainedModel] = WeakValueDictionary()
+# And it reads a batch once for all methods that are asked it in turn: the ids that each model read last, and the cache.
+_read: WeakKeyDictionary[PreTrainedModel, tuple[torch.Tensor, OpenCache]] = WeakKeyDictionary()
 
 
 class CompressedTarget(HuggingFaceTarget):
@@ -30,7 +32,8 @@ class CompressedTarget(HuggingFaceTarget):
 
     The last token is read after compression: otherwise the first answer token would still come from the full
     attention of the prompt, and answers of one token would not touch the cache at all. Prompts are read whole, each
-    by itself: what is kept of a shared beginning depends on how the prompt ends.
+    by itself: what is kept of a shared beginning depends on how the prompt ends. Targets of one model that are asked
+    the same prompts one after another share the reading, which full attention does whatever the method.
 
     Args:
         path: safetensors folder or hub id.
@@ -61,25 +64,43 @@ class CompressedTarget(HuggingFaceTarget):
     def model(self) -> PreTrainedModel:
         """The model, shared by targets that differ in their method only."""
         if self._model is None:
-            key = tuple(map(str, (self.path, self.gguf_file, self.device, self.dtype)))
-            self._model = _models.get(key) or super().model
-            _models[key] = self._model
+            self._model = _models.get(self._key) or super().model
+            _models[self._key] = self._model
         return self._model
 
     def method_or_none(self) -> Method | None:
         """The method; None while the model's own defaults are being worked out."""
         return getattr(self, "method", None)
 
-    def open_cache(self) -> OpenCache:
-        """An empty cache for one batch.
+    @property
+    def reading(self) -> str:
+        """Methods on one model share what it read."""
+        return " ".join(map(str, self._key))
+
+    @property
+    def _key(self) -> tuple[str, ...]:
+        return tuple(map(str, (self.path, self.gguf_file, self.device, self.dtype)))
+
+    def _recording(self, ids_BT: torch.Tensor) -> OpenCache:
+        """A cache that has recorded these prompts: the last one, if they are the same, else a new one.
 
         Raises:
-            IsophaseError: if this model cannot be compressed.
+            IsophaseError: if this model cannot be compressed by this method.
         """
         try:
-            return compress(self.model, self.method)
+            compress(self.model, self.method).close()  # complains before anything is read
         except ValueError as error:
             raise IsophaseError(f"{self.name}: {error}.") from error
+        window = self.method.window_tokens
+        if (last := _read.get(self.model)) is not None:
+            last_BT, read = last
+            if torch.equal(last_BT, ids_BT) and read.method.window_tokens >= window:
+                return read
+        _read.pop(self.model, None)  # before another is made: one batch is held, not two
+        with compress(self.model, Record(window_tokens=max(window, Record.window_tokens))) as read:
+            self._forward(ids_BT, 1, use_cache=True, **cache_argument(read))
+        _read[self.model] = ids_BT, read
+        return read
 
     def fingerprint(self) -> str:
         """Digest of the model and the method."""
@@ -105,7 +126,6 @@ class CompressedTarget(HuggingFaceTarget):
         with torch.inference_mode():
             for first in range(0, len(ids_BT), rows):
                 chunk = ids_BT[first : first + rows]
-                with self.open_cache() as cache:
-                    self._forward(chunk[:, :-keep], 1, use_cache=True, **cache_argument(cache))
+                with compressed(self.model, self._recording(chunk[:, :-keep]), self.method) as cache:
                     out.append(self._forward(chunk[:, -keep:], keep, use_cache=True, **cache_argument(cache)).logits)
         return torch.cat(out)

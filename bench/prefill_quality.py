@@ -90,7 +90,7 @@ def needle(options: argparse.Namespace) -> list[dict[str, Any]]:
     task = NeedleTask(
         NeedleSettings(
             target=options.folder, fingerprint="", caches=("full",), lengths=tuple(options.lengths), isophase="",
-            depths=options.depths, phases=options.phases, seed=options.seed, haystack="",
+            depths=options.depths, phases=options.phases, seed=options.seed, haystack="", wording="",
         ), HuggingFaceTokenizer(tokenizer), PROSE,
     )  # fmt: skip
     out = []

@@ -32,7 +32,7 @@ Model = Annotated[
 Window = Annotated[int | None, typer.Option(help="Tokens that the model reads at once. Default: as the model says.")]
 Overlap = Annotated[
     int | None,
-    typer.Option(help="Tokens that the next window reads again. Default: an eighth, at most 128."),
+    typer.Option(help="Tokens that the next window reads again. Default: a sixteenth, at most 128."),
 ]
 Batch = Annotated[
     int | None, typer.Option(help="Most tokens of one forward pass. Default: as suits the device.", min=1)

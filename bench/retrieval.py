@@ -136,7 +136,7 @@ def rounding(model: str, chunk_tokens: int, dtypes: list[str]) -> list[dict[str,
 
 
 def memory(model: str, count: int) -> list[dict[str, Any]]:
-    """Peak memory after every tenth of `count` documents of about 100 characters, embedded into an index."""
+    """Memory now and at its peak after every tenth of `count` documents of about 100 characters, put into an index."""
     from isophase.retrieval.index import build_index
 
     out: list[dict[str, Any]] = []
@@ -151,7 +151,9 @@ def memory(model: str, count: int) -> list[dict[str, Any]]:
         def say(done: int, total: int) -> None:
             if done * 10 // total > len(out):
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                out.append({"documents": done, "peak_mib": round(peak)})
+                pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+                now = pages * resource.getpagesize() / 2**20
+                out.append({"documents": done, "now_mib": round(now), "peak_mib": round(peak)})
                 print(json.dumps(out[-1]), flush=True)
 
         chunker = LateChunker(model, rule=FixedStride(stride_tokens=16), device="cpu")

@@ -145,22 +145,21 @@ def by_overlap(
 def by_window(
     chunker: LateChunker, texts: list[str], questions: list[Question], vectors: Any, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Late and blended vectors by length of window and overlap: how much context helps, and when it hurts."""
+    """Late and blended vectors by length of window: how much context helps, and when it hurts."""
     out = {}
     encoder, rule = chunker.encoder, parse_rule("fixed(128)")
     usual = encoder.window_tokens
     alone = read_all(chunker, texts, [rule], [True])
     naive = evaluate(alone.units([0], 0.0), questions, vectors)
-    places = [(window, window // 16) for window in options.windows]
-    places += [(usual, usual * eighths // 8) for eighths in options.overlaps]
-    for window, overlap in places:
+    for window in options.windows:
         if window > encoder.limit_tokens:
             continue
         encoder.window_tokens = window
-        reading = read_all(LateChunker(encoder, overlap_tokens=overlap), texts, [rule], [False])
+        late = LateChunker(encoder)
+        reading = read_all(late, texts, [rule], [False])
         encoder.window_tokens = usual
         both = Reading(spans=reading.spans, late=reading.late, naive=alone.naive)
-        name = f"{window} tokens, overlap {overlap}"
+        name = f"{window} tokens, overlap {late.overlap_tokens}"
         out[name] = {
             label: row(evaluate(both.units([0], weight), questions, vectors), naive)
             for label, weight in (("late", 1.0), ("blended .5", 0.5))
@@ -184,7 +183,6 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--rules", nargs="+", default=list(RULES))
     parser.add_argument("--windows", nargs="*", type=int, default=[64, 128, 256, 512], help="overlap: a sixteenth")
-    parser.add_argument("--overlaps", nargs="*", type=int, default=[0, 1, 2, 4], help="eighths of the usual window")
     parser.add_argument("--dtype", default="float32", choices=sorted(DTYPES))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--json", type=Path)

@@ -85,7 +85,9 @@ def index(
         ),
     ] = "blended",
     late_weight: Weight = 0.5,
-    offsets: Annotated[int, typer.Option(help="Grids of a fixed rule, equally spaced; the best one wins.", min=1)] = 1,
+    offsets: Annotated[
+        int, typer.Option(help="Grids of a fixed rule, equally spaced; their vectors are averaged.", min=1)
+    ] = 1,
     window: Window = None,
     overlap: Overlap = None,
     batch: Batch = None,

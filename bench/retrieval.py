@@ -5,8 +5,9 @@
     python bench/retrieval.py MODEL --memory 10000     peak memory while so many documents are indexed
 
 MODEL is the folder of a mean-pooling model, such as the package's. All sides embed the same documents with the same
-model, in turns within one process, on one thread. Naive chunks are cut at the same tokens as late ones. Ratios are of
-processor time, which other processes on the machine disturb less than the clock, and of the clock.
+model, in turns within one process, on one thread, in every precision given. Naive chunks are cut at the same tokens as
+late ones. Ratios are of processor time, which other processes on the machine disturb less than the clock, and of the
+clock; each precision of late chunking is compared with every side in every precision.
 """
 
 from __future__ import annotations
@@ -15,22 +16,30 @@ import argparse
 import json
 import platform
 import random
+import re
 import resource
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-import transformers
 
 from isophase.chunking.rules import FixedStride
 from isophase.retrieval import LateChunker
+from isophase.retrieval.encoder import DTYPES
+from isophase.retrieval.pooling import unit
 from isophase.retrieval.spans import cut
 
 ROOT = Path(__file__).parent.parent
+LATE = "isophase, late"
+CHARACTERS = {"short": 800, "long": 8000}
+VERSIONS = ("torch", "transformers", "sentence-transformers", "chonkie")
 
 
 def documents(characters: int, count: int, seed: int) -> list[str]:
@@ -45,40 +54,49 @@ def documents(characters: int, count: int, seed: int) -> list[str]:
     return out
 
 
-def sides(model: str, chunk_tokens: int) -> dict[str, Callable[[list[str]], Any]]:
-    """What each side does with documents."""
+def sides(model: str, chunk_tokens: int, dtypes: list[str]) -> dict[str, Callable[[list[str]], Any]]:
+    """What each side does with documents, by name and precision."""
     from chonkie import LateChunker as ChonkieLate
     from chonkie.embeddings import SentenceTransformerEmbeddings
     from sentence_transformers import SentenceTransformer
 
     rule = FixedStride(stride_tokens=chunk_tokens)
-    ours = LateChunker(model, rule=rule, device="cpu")
-    alone = LateChunker(ours.encoder, rule=rule, mode="naive")
-    loaded = SentenceTransformer(model, device="cpu")
-    chonkie = ChonkieLate(SentenceTransformerEmbeddings(loaded), chunk_size=chunk_tokens)
-
-    def naive(texts: list[str]) -> Any:
-        chunks = []
-        for text in texts:
-            tokens = ours.encoder.documents.read(text)
-            spans = cut(rule, tokens)
-            chunks += [spans.text(tokens, n) for n in range(len(spans))]
-        return loaded.encode(chunks, show_progress_bar=False)
-
-    return {
-        "sentence-transformers, naive": naive,
-        "chonkie, late": lambda texts: [chonkie.chunk(text) for text in texts],
-        "isophase, naive": alone.encode,
-        "isophase, late": ours.encode,
-    }
+    out: dict[str, Callable[[list[str]], Any]] = {}
+    for dtype in dtypes:
+        ours = LateChunker(model, rule=rule, device="cpu", dtype=dtype)
+        alone = LateChunker(ours.encoder, rule=rule, mode="naive")
+        loaded = SentenceTransformer(model, device="cpu", model_kwargs={"dtype": DTYPES[dtype]})
+        out[f"sentence-transformers, naive, {dtype}"] = partial(embed_alone, ours, rule, loaded)
+        if dtype != "bfloat16":  # chonkie 1.7 makes NumPy arrays of token vectors, and those know no bfloat16
+            chonkie = ChonkieLate(SentenceTransformerEmbeddings(loaded), chunk_size=chunk_tokens)
+            out[f"chonkie, late, {dtype}"] = partial(map_list, chonkie.chunk)
+        out[f"isophase, naive, {dtype}"] = alone.encode
+        out[f"{LATE}, {dtype}"] = ours.encode
+    return out
 
 
-def speed(model: str, chunk_tokens: int, rounds: int, tokens: int) -> list[dict[str, Any]]:
+def embed_alone(ours: LateChunker, rule: FixedStride, loaded: Any, texts: list[str]) -> Any:
+    """Chunks of all texts, cut as ours, in one call of sentence-transformers."""
+    chunks = []
+    for text in texts:
+        tokens = ours.encoder.documents.read(text)
+        spans = cut(rule, tokens)
+        chunks += [spans.text(tokens, n) for n in range(len(spans))]
+    return loaded.encode(chunks, show_progress_bar=False)
+
+
+def map_list(function: Callable[[str], Any], texts: list[str]) -> list[Any]:
+    return [function(text) for text in texts]
+
+
+def speed(
+    model: str, chunk_tokens: int, rounds: int, tokens: int, dtypes: list[str], lengths: list[str]
+) -> list[dict[str, Any]]:
     """Documents per second of late chunking over those of every other side, by length of documents."""
-    made = sides(model, chunk_tokens)
+    made = sides(model, chunk_tokens, dtypes)
     out = []
-    for name, characters in (("short", 800), ("long", 8000)):
-        texts = documents(characters, max(4, tokens * 4 // characters), seed=1)
+    for name in lengths:
+        texts = documents(CHARACTERS[name], max(4, tokens * 4 // CHARACTERS[name]), seed=1)
         took: dict[str, list[tuple[float, float]]] = {side: [] for side in made}
         for n in range(rounds + 1):
             for side, run in made.items():
@@ -86,23 +104,39 @@ def speed(model: str, chunk_tokens: int, rounds: int, tokens: int) -> list[dict[
                 run(texts)
                 if n:  # the first round warms up
                     took[side].append((time.perf_counter() - clock, time.process_time() - processor))
-        mine = took["isophase, late"]
-        for side, times in took.items():
-            out.append(
-                {
-                    "documents": f"{len(texts)} {name}, of {statistics.mean(map(len, texts)):.0f} characters",
-                    "against": side,
-                    "documents_per_processor_second": round(len(texts) / statistics.median(t[1] for t in times), 2),
-                    "times_faster_processor": spread([t[1] / m[1] for t, m in zip(times, mine, strict=True)]),
-                    "times_faster_clock": spread([t[0] / m[0] for t, m in zip(times, mine, strict=True)]),
-                }
-            )
-            print(json.dumps(out[-1]), flush=True)
+        for dtype in dtypes:
+            mine = took[f"{LATE}, {dtype}"]
+            for side, times in took.items():
+                out.append(
+                    {
+                        "documents": f"{len(texts)} {name}, of {statistics.mean(map(len, texts)):.0f} characters",
+                        "late_dtype": dtype,
+                        "against": side,
+                        "documents_per_processor_second": round(len(texts) / statistics.median(t[1] for t in times), 2),
+                        "times_faster_processor": spread([t[1] / m[1] for t, m in zip(times, mine, strict=True)]),
+                        "times_faster_clock": spread([t[0] / m[0] for t, m in zip(times, mine, strict=True)]),
+                    }
+                )
+                print(json.dumps(out[-1]), flush=True)
+    return out
+
+
+def rounding(model: str, chunk_tokens: int, dtypes: list[str]) -> list[dict[str, Any]]:
+    """Cosine of late vectors in each precision with those in the first one, over chunks of long documents."""
+    texts, rule = documents(CHARACTERS["long"], 4, seed=1), FixedStride(stride_tokens=chunk_tokens)
+    found = [
+        np.stack([c.vector for c in LateChunker(model, rule=rule, device="cpu", dtype=d).encode(texts)]) for d in dtypes
+    ]
+    out = []
+    for dtype, vectors in zip(dtypes, found, strict=True):
+        cosines = (unit(vectors) * unit(found[0])).sum(axis=1)
+        out.append({"dtype": dtype, "cosine": [round(float(v), 6) for v in (cosines.mean(), cosines.min())]})
+        print(json.dumps(out[-1]), flush=True)
     return out
 
 
 def memory(model: str, count: int) -> list[dict[str, Any]]:
-    """Peak memory after every tenth of `count` documents of about 100 characters, embedded into an index."""
+    """Memory now and at its peak after every tenth of `count` documents of about 100 characters, put into an index."""
     from isophase.retrieval.index import build_index
 
     out: list[dict[str, Any]] = []
@@ -117,12 +151,22 @@ def memory(model: str, count: int) -> list[dict[str, Any]]:
         def say(done: int, total: int) -> None:
             if done * 10 // total > len(out):
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-                out.append({"documents": done, "peak_mib": round(peak)})
+                pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
+                now = pages * resource.getpagesize() / 2**20
+                out.append({"documents": done, "now_mib": round(now), "peak_mib": round(peak)})
                 print(json.dumps(out[-1]), flush=True)
 
         chunker = LateChunker(model, rule=FixedStride(stride_tokens=16), device="cpu")
         build_index(Path(folder) / "index", chunker, "fixed(16)", files, say)
     return out
+
+
+def processor() -> str:
+    """Name, family and model of the processor, where Linux says so; clouds name whole families alike."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    said = dict(re.split(r"\s*:\s*", line, maxsplit=1) for line in lines if ":" in line)
+    return f"{said.get('model name')}, family {said.get('cpu family')}, model {said.get('model')}"
 
 
 def spread(values: list[float]) -> list[float]:
@@ -136,18 +180,26 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=128)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=10_000, help="of each round and side, about")
+    parser.add_argument("--dtypes", nargs="+", default=["float32"], choices=sorted(DTYPES))
+    parser.add_argument("--lengths", nargs="+", default=list(CHARACTERS), choices=list(CHARACTERS))
     parser.add_argument("--memory", type=int, default=0, help="documents; then nothing else is measured")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
     found: dict[str, Any] = {
-        "facts": {"torch": torch.__version__, "transformers": transformers.__version__, "machine": platform.machine()}
-    }
+        "facts": {
+            "machine": platform.machine(), "processor": processor(), "threads": torch.get_num_threads(),
+            **({} if options.memory else {name: version(name) for name in VERSIONS}),
+        }
+    }  # fmt: skip
     print(json.dumps(found["facts"]), flush=True)
     if options.memory:
         found["memory"] = memory(options.model, options.memory)
     else:
-        found["speed"] = speed(options.model, options.chunk, options.rounds, options.tokens)
+        found["rounding"] = rounding(options.model, options.chunk, options.dtypes)
+        found["speed"] = speed(
+            options.model, options.chunk, options.rounds, options.tokens, options.dtypes, options.lengths
+        )
     if options.json:
         options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
 

@@ -32,7 +32,7 @@ Model = Annotated[
 Window = Annotated[int | None, typer.Option(help="Tokens that the model reads at once. Default: as the model says.")]
 Overlap = Annotated[
     int | None,
-    typer.Option(help="Tokens that the next window reads again. Default: an eighth, at most 128."),
+    typer.Option(help="Tokens that the next window reads again. Default: a sixteenth, at most 128."),
 ]
 Batch = Annotated[
     int | None, typer.Option(help="Most tokens of one forward pass. Default: as suits the device.", min=1)
@@ -85,7 +85,9 @@ def index(
         ),
     ] = "blended",
     late_weight: Weight = 0.5,
-    offsets: Annotated[int, typer.Option(help="Grids of a fixed rule, equally spaced; the best one wins.", min=1)] = 1,
+    offsets: Annotated[
+        int, typer.Option(help="Grids of a fixed rule, equally spaced; their vectors are averaged.", min=1)
+    ] = 1,
     window: Window = None,
     overlap: Overlap = None,
     batch: Batch = None,

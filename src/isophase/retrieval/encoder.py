@@ -18,6 +18,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from isophase.errors import IsophaseError
+from isophase.retrieval.onednn import fast_linear
 from isophase.retrieval.pooling import FloatArray
 from isophase.retrieval.tokens import ExactTokenizer, IntArray
 
@@ -25,6 +26,9 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 _UNLIMITED = 1_000_000
 # On a CPU more does not fit its cache; a GPU wants to be filled.
 _BATCH_TOKENS = {"cpu": 2048, "cuda": 32_768}
+# On a CPU a forward pass takes about as long as so many tokens of one thread do, whatever it reads: a row that would
+# need more padding begins another batch. A GPU has no use for small batches.
+_CALL_TOKENS = 32
 _SAMPLED_NUMBERS = 64
 
 
@@ -124,10 +128,12 @@ class Encoder:
             Number of the input, and its vectors [T, D].
         """
         order = sorted(range(len(inputs)), key=lambda n: (-len(inputs[n]), n))
+        padding = _CALL_TOKENS * torch.get_num_threads() if self.device.type == "cpu" else self.batch_tokens
         begin = 0
         while begin < len(order):
             longest = len(inputs[order[begin]])
-            rows = order[begin : begin + max(1, self.batch_tokens // max(longest, 1))]
+            most = max(1, self.batch_tokens // max(longest, 1))
+            rows = [row for row in order[begin : begin + most] if longest - len(inputs[row]) <= padding]
             ids_BT = torch.full((len(rows), longest), self._pad, dtype=torch.long)
             mask_BT = torch.zeros(len(rows), longest, dtype=torch.long)
             for n, row in enumerate(rows):
@@ -136,7 +142,7 @@ class Encoder:
                 mask_BT[n, :length] = 1
             # Without padding no mask is needed, and attention without a mask is faster.
             mask = {} if bool(mask_BT.all()) else {"attention_mask": mask_BT.to(self.device)}
-            with torch.inference_mode():
+            with torch.inference_mode(), fast_linear(self.device):
                 out_BTD = self.model(input_ids=ids_BT.to(self.device), **mask).last_hidden_state
             found = out_BTD.float().cpu().numpy()
             for n, row in enumerate(rows):

@@ -30,7 +30,7 @@ from isophase.retrieval.documents import Document, read_document
 from isophase.retrieval.late import Chunk, LateChunker, groups
 
 SETTINGS, COMPLETE, LOCK = "index.json", "complete.json", ".lock"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 DOCUMENTS = pa.schema(
     [
         ("document", pa.int64()), ("path", pa.string()), ("digest", pa.string()), ("size_bytes", pa.int64()),

@@ -15,7 +15,7 @@ import torch
 from isophase.chunking.rules import ChunkRule
 from isophase.errors import IsophaseError
 from isophase.retrieval.encoder import Encoder
-from isophase.retrieval.pooling import FloatArray, SpanSums, prefix_sums, unit
+from isophase.retrieval.pooling import FloatArray, SpanSums, mean_over_grids, prefix_sums, unit
 from isophase.retrieval.rules import Sentences, TextRule
 from isophase.retrieval.spans import Spans, cut, needs_hidden, shifted
 from isophase.retrieval.tokens import IntArray, Tokens, Window, windows
@@ -70,9 +70,10 @@ class LateChunker:
             longer than the model); `naive` reads every chunk on its own; `whole` makes one chunk of each document;
             `blended` is a weighted sum of late and naive vectors, and reads everything twice.
         late_weight: of the late vector when blending, 0 to 1.
-        offsets: grids of a fixed stride, equally spaced; with `late` they share one reading.
-        overlap_tokens: tokens that a later window reads again, for context; their outputs are dropped. Default an
-            eighth of a window, at most 128.
+        offsets: grids of a fixed stride, equally spaced; with `late` they share one reading. The vectors of several
+            grids are averaged, see `pooling.mean_over_grids`.
+        overlap_tokens: tokens that a later window reads again, for context; their outputs are dropped. Default a
+            sixteenth of a window, at most 128.
         options: of `Encoder`: `window_tokens`, `batch_tokens`, `device`, `dtype`, `document_prompt`, `query_prompt`.
 
     Raises:
@@ -103,7 +104,7 @@ class LateChunker:
         if mode != "whole":
             self.rules = shifted(rule or Sentences(), offsets)
         capacity = self.encoder.capacity(self.encoder.documents)
-        self.overlap_tokens = min(capacity // 8, 128) if overlap_tokens is None else overlap_tokens
+        self.overlap_tokens = min(capacity // 16, 128) if overlap_tokens is None else overlap_tokens
         if not 0 <= self.overlap_tokens < capacity:
             raise IsophaseError(
                 f"windows overlap by {self.overlap_tokens} of their {capacity} tokens.",
@@ -143,7 +144,7 @@ class LateChunker:
         read = [self.encoder.documents.read(text) for text in documents]
         hidden = self.token_vectors(read) if any(needs_hidden(rule) for rule in self.rules) else [None] * len(read)
         cuts = [[cut(rule, t, h) for rule in self.rules] for t, h in zip(read, hidden, strict=True)]
-        vectors = self.chunk_vectors(read, cuts)
+        vectors = [self._average(*pair) for pair in zip(cuts, self.chunk_vectors(read, cuts), strict=True)]
         return [
             Chunk(
                 document=first + number,
@@ -162,7 +163,7 @@ class LateChunker:
         ]
 
     def chunk_vectors(self, read: Sequence[Tokens], cuts: Sequence[list[Spans]]) -> list[list[FloatArray]]:
-        """Vectors [E, D] by document and grid, as the mode says."""
+        """Vectors [E, D] by document and grid, as the mode says; every grid for itself."""
         if self.mode == "naive":
             return self._naive(read, cuts)
         late = [
@@ -246,6 +247,12 @@ class LateChunker:
         ]
         for place, vectors in self.encoder.vectors(inputs):
             yield *places[place], vectors
+
+    def _average(self, grids: list[Spans], vectors: list[FloatArray]) -> list[FloatArray]:
+        if len(grids) == 1:
+            return vectors
+        averaged = mean_over_grids(grids, vectors)
+        return list(map(unit, averaged)) if self.encoder.normalises or self.mode == "blended" else averaged
 
     def _finish(self, means_ED: FloatArray) -> FloatArray:
         return unit(means_ED) if self.encoder.normalises else means_ED

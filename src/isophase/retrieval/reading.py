@@ -10,7 +10,7 @@ import numpy as np
 from isophase.chunking.rules import ChunkRule
 from isophase.retrieval.late import LateChunker, groups
 from isophase.retrieval.metrics import Units
-from isophase.retrieval.pooling import FloatArray, unit
+from isophase.retrieval.pooling import FloatArray, mean_over_grids, unit
 from isophase.retrieval.rules import TextRule
 from isophase.retrieval.spans import Spans, cut, needs_hidden
 
@@ -29,17 +29,25 @@ class Reading:
     late: list[list[FloatArray]]
     naive: list[list[FloatArray | None]]
 
-    def units(self, grids: Sequence[int], late_weight: float) -> Units:
-        """Chunks of some grids, with late vectors (weight 1), naive ones (0), or both."""
-        document, start, end, grid, vectors = [], [], [], [], []
+    def units(self, grids: Sequence[int], late_weight: float, *, average: bool = True) -> Units:
+        """Chunks of some grids.
+
+        Args:
+            grids: numbers of rules; several are offsets of one fixed stride.
+            late_weight: 1 for late vectors, 0 for naive ones, or a mixture.
+            average: average the vectors of several grids, as `LateChunker` does.
+        """
+        document, start, end, grid = [], [], [], []
+        vectors: list[FloatArray] = []
         for number, per_grid in enumerate(self.spans):
-            for g in grids:
-                spans = per_grid[g]
+            chosen = [per_grid[g] for g in grids]
+            own = [self._blend(number, g, late_weight) for g in grids]
+            vectors += mean_over_grids(chosen, own) if average else own
+            for g, spans in zip(grids, chosen, strict=True):
                 document.append(np.full(len(spans), number))
                 grid.append(np.full(len(spans), g))
                 start.append(spans.start_char_E)
                 end.append(spans.end_char_E)
-                vectors.append(self._blend(number, g, late_weight))
         return Units(
             document_N=np.concatenate(document),
             start_N=np.concatenate(start),
@@ -49,13 +57,12 @@ class Reading:
         )
 
     def _blend(self, document: int, grid: int, late_weight: float) -> FloatArray:
-        late = unit(self.late[document][grid])
+        late = self.late[document][grid]
         if late_weight == 1:
             return late
         alone = self.naive[document][grid]
         assert alone is not None
-        blended: FloatArray = late_weight * late + (1 - late_weight) * unit(alone)
-        return blended
+        return unit(late_weight * unit(late) + (1 - late_weight) * unit(alone)) if late_weight else alone
 
 
 def read_all(

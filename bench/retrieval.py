@@ -136,9 +136,14 @@ def rounding(model: str, chunk_tokens: int, dtypes: list[str]) -> list[dict[str,
 
 
 def memory(model: str, count: int) -> list[dict[str, Any]]:
-    """Memory now and at its peak after every tenth of `count` documents of about 100 characters, put into an index."""
+    """Memory now and at its peak after every tenth of `count` documents of about 100 characters, put into an index.
+
+    As `isophase embed index` does it.
+    """
+    from isophase.retrieval.allocation import keep_memory_steady
     from isophase.retrieval.index import build_index
 
+    keep_memory_steady()
     out: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         docs = Path(folder) / "docs"

@@ -371,3 +371,15 @@ def test_hidden_files_are_left_out_and_each_is_read_once(tmp_path: Path) -> None
         list_files([tmp_path / "bare"])
     unreadable = read_document(tmp_path / "gone.txt")
     assert "cannot be read" in unreadable.skipped
+
+
+def test_settings_of_memory_leave_what_the_user_has_set(monkeypatch) -> None:
+    from isophase.retrieval.allocation import keep_memory_steady
+
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")
+    keep_memory_steady()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "7"
+    monkeypatch.delenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY")
+    keep_memory_steady()
+    assert os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"] == "32"

@@ -103,9 +103,11 @@ def index(
     Beside it: isophase embed compare --help, isophase embed export --help.
     """
     _need()
+    from isophase.retrieval.allocation import keep_memory_steady
     from isophase.retrieval.documents import list_files
     from isophase.retrieval.index import build_index
 
+    keep_memory_steady()
     files = list_files(docs)
     chunker = _chunker(
         model, rule, mode, late_weight, offsets, overlap,

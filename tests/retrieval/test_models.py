@@ -17,7 +17,6 @@ from isophase.chunking.rules import FixedStride
 from isophase.errors import IsophaseError
 from isophase.retrieval import Encoder, LateChunker
 from isophase.retrieval.adapters import ChonkieChunker
-from isophase.retrieval.onednn import OneDnnLinear, fast_linear
 from isophase.retrieval.tokens import ExactTokenizer
 
 TEXTS = [
@@ -83,26 +82,6 @@ def test_missing_weights_are_not_filled_with_random_numbers(model_folder: Path, 
 def test_equal_models_have_equal_fingerprints(model_folder: Path, byte_folder: Path) -> None:
     assert Encoder(str(model_folder)).fingerprint() == Encoder(str(model_folder)).fingerprint()
     assert Encoder(str(model_folder)).fingerprint() != Encoder(str(byte_folder)).fingerprint()
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [(3, 7), (300,), (2, 256)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-def test_linear_layers_of_onednn_differ_by_rounding_only(dtype: torch.dtype, rows: tuple, bias: bool) -> None:
-    torch.manual_seed(0)
-    layer, x = torch.nn.Linear(48, 40, bias=bias, dtype=dtype), torch.randn(*rows, 48, dtype=dtype)
-    with torch.inference_mode():
-        plain = layer(x)
-        with fast_linear(torch.device("cpu")):
-            fast = layer(x)
-    assert (fast.dtype, fast.shape) == (dtype, plain.shape)
-    torch.testing.assert_close(fast, plain, rtol=0, atol=2e-6 if dtype == torch.float32 else 0)
-
-
-def test_other_devices_and_a_torch_without_onednn_keep_their_own_linear_layers(monkeypatch) -> None:
-    assert not isinstance(fast_linear(torch.device("meta")), OneDnnLinear)
-    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    assert not isinstance(fast_linear(torch.device("cpu")), OneDnnLinear)
 
 
 def test_a_tokenizer_that_knows_no_places_is_refused() -> None:

@@ -18,7 +18,6 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging as transformers_logging
 
 from isophase.errors import IsophaseError
-from isophase.retrieval.onednn import fast_linear
 from isophase.retrieval.pooling import FloatArray
 from isophase.retrieval.tokens import ExactTokenizer, IntArray
 
@@ -142,7 +141,7 @@ class Encoder:
                 mask_BT[n, :length] = 1
             # Without padding no mask is needed, and attention without a mask is faster.
             mask = {} if bool(mask_BT.all()) else {"attention_mask": mask_BT.to(self.device)}
-            with torch.inference_mode(), fast_linear(self.device):
+            with torch.inference_mode():
                 out_BTD = self.model(input_ids=ids_BT.to(self.device), **mask).last_hidden_state
             found = out_BTD.float().cpu().numpy()
             for n, row in enumerate(rows):

@@ -14,8 +14,9 @@ def keep_memory_steady() -> None:
     """Have large blocks given back to the system at once, and few kernels kept.
 
     Activations of ever other sizes leave gaps in the C library's heap, and oneDNN, which computes in bfloat16, keeps a
-    kernel for each of the last 1,024 sizes. Both settings are the whole process's, so this is for a program, before its first forward pass, and
-    not for a library. What the user has set in the environment stays. Without glibc only the second has an effect.
+    kernel for each of the last 1,024 sizes. Both settings are the whole process's, so this is for a program, before its
+    first forward pass, and not for a library. What the user has set in the environment stays. Without glibc only the
+    second has an effect.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
     if "MALLOC_MMAP_THRESHOLD_" in os.environ:

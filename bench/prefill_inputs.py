@@ -19,6 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from isophase.prefill import Geometry, Reads, Settings, attention_rows, make_plan, sample_head
+from isophase.prefill.machine import PAYS_BELOW
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ROOT = Path(__file__).parent.parent
@@ -107,7 +108,7 @@ def reads_of(
             continue
         sample = sample_head(query_TD, key[head // group], geometry, settings.sampling, scaling=query.shape[-1] ** -0.5)
         choice = settings.policy.choose(layer, head, sample)
-        pays = settings.costs is None or settings.costs.sparse_share(choice.keys_per_query, geometry) <= 0.85
+        pays = settings.costs is None or settings.costs.sparse_share(choice.keys_per_query, geometry) <= PAYS_BELOW
         reads.append(choice.reads if pays else None)
     return reads
 

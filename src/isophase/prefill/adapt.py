@@ -126,12 +126,17 @@ def _levels(worth: torch.Tensor) -> torch.Tensor:
     return ((log(_PRICES[1]) - worth.log()) / _STEP).ceil_().clamp_(0, _LEVELS).long()
 
 
+def _by_distance(sample: HeadSample, level_U: torch.Tensor) -> torch.Tensor:
+    """Levels of distances as levels of blocks for each verifying query's block, [V, N]; never after it."""
+    far_VN = sample.geometry.distance_QN(sample.geometry.starts_Q[sample.block_V])
+    return level_U[far_VN.clamp(min=0)].masked_fill_(far_VN < 0, _LEVELS)
+
+
 def _vertical_slash(sample: HeadSample) -> list[Ladder]:
     """Vertical-slash, with columns that may be worth less than diagonals by one factor or another."""
     geometry = sample.geometry
     slash_U = _levels(sample.slash_worth_U)
-    far_VN = geometry.distance_QN(geometry.starts_Q[sample.block_V])
-    block_VN = slash_U[far_VN.clamp(min=0)].masked_fill_(far_VN < 0, _LEVELS)
+    block_VN = _by_distance(sample, slash_U)
 
     def ladder(lean: float) -> Ladder:
         column_C = _levels(sample.column_worth_C * lean)
@@ -173,7 +178,7 @@ def _a_shape(sample: HeadSample) -> Ladder:
         pattern = AShape(first_tokens=_FIRST_TOKENS, local_tokens=blocks * geometry.key_tokens)
         return pattern, pattern.choose(sample)
 
-    far_VN = geometry.distance_QN(geometry.starts_Q[sample.block_V])
-    block_VN = level_U[far_VN.clamp(min=0)]
+    block_VN = _by_distance(sample, level_U)
+    # Also where a block is not before its queries: none of their attention is counted there.
     block_VN[:, : -(-_FIRST_TOKENS // geometry.key_tokens)] = 0
-    return Ladder(sample=sample, block_VN=block_VN.masked_fill_(far_VN < 0, _LEVELS), column_C=None, make=make)
+    return Ladder(sample=sample, block_VN=block_VN, column_C=None, make=make)

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import transformers
 
-from isophase.mitigate.align import Span, align
+from isophase.mitigate.align.plan import Span, align
 from isophase.probes import Prompt
 from isophase.probes.styles import pick_style
 from isophase.statistics import wilson

@@ -25,7 +25,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from isophase.cache.dynamic import delimiter_rule, hash_rule
+from isophase.cache.methods.dynamic import delimiter_rule, hash_rule
 from isophase.chunking.layout import ChunkLayout
 from isophase.chunking.packing import pack
 from isophase.chunking.rules import ChunkRule, LocalMaximum, NeighbourCosine

@@ -32,10 +32,10 @@ import text
 from isophase.audit.analyse import build_report
 from isophase.audit.run import plan_for, run_plan
 from isophase.audit.settings import AuditSettings
-from isophase.lab.recipe import Recipe
-from isophase.lab.sweep import Run, read_sweep
-from isophase.lab.tasks_stream import DataStream
-from isophase.lab.train import train
+from isophase.lab.sweep.grid import Run, read_sweep
+from isophase.lab.train.recipe import Recipe
+from isophase.lab.train.run import train
+from isophase.lab.train.tasks.stream import DataStream
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.qwen3 import CompressedQwen3ForCausalLM
 from isophase.targets.huggingface import HuggingFaceTarget

@@ -19,7 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from isophase.prefill import Geometry, Reads, Settings, attention_rows, make_plan, sample_head
-from isophase.prefill.machine import PAYS_BELOW
+from isophase.prefill.choose.machine import PAYS_BELOW
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ROOT = Path(__file__).parent.parent

@@ -30,7 +30,7 @@ from isophase.prefill import (
     search,
     sparse_prefill,
 )
-from isophase.prefill.search import CANDIDATES
+from isophase.prefill.choose.offline import CANDIDATES
 from isophase.probes.lexicon import PROSE
 from isophase.statistics.intervals import wilson
 from isophase.targets.huggingface import HuggingFaceTokenizer

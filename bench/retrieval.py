@@ -32,9 +32,9 @@ import torch
 
 from isophase.chunking.rules import FixedStride
 from isophase.retrieval import LateChunker
-from isophase.retrieval.encoder import DTYPES
-from isophase.retrieval.pooling import unit
-from isophase.retrieval.spans import cut
+from isophase.retrieval.late.encoder import DTYPES
+from isophase.retrieval.late.pooling import unit
+from isophase.retrieval.late.spans import cut
 
 ROOT = Path(__file__).parent.parent
 LATE = "isophase, late"
@@ -140,8 +140,8 @@ def memory(model: str, count: int) -> list[dict[str, Any]]:
 
     As `isophase embed index` does it.
     """
-    from isophase.retrieval.allocation import keep_memory_steady
-    from isophase.retrieval.index import build_index
+    from isophase.retrieval.index.tables import build_index
+    from isophase.retrieval.late.allocation import keep_memory_steady
 
     keep_memory_steady()
     out: list[dict[str, Any]] = []

@@ -24,10 +24,10 @@ import transformers
 
 from isophase.chunking.rules import FixedStride
 from isophase.retrieval import Encoder, LateChunker
-from isophase.retrieval.encoder import DTYPES
-from isophase.retrieval.metrics import Found, Place, Question, estimate, evaluate
-from isophase.retrieval.reading import Reading, read_all
-from isophase.retrieval.rules import parse_rule
+from isophase.retrieval.compare.metrics import Found, Place, Question, estimate, evaluate
+from isophase.retrieval.compare.reading import Reading, read_all
+from isophase.retrieval.late.encoder import DTYPES
+from isophase.retrieval.late.rules import parse_rule
 from python_docs import faq, library
 
 RULES = (

@@ -35,7 +35,7 @@ from fake_server import TOKENIZER, write_tokenizer
 
 from isophase.probes import ProbeSettings, build_probe
 from isophase.probes.prompt import Prompt
-from isophase.targets.server import ServerTarget
+from isophase.targets.server.target import ServerTarget
 
 MODELS = json.dumps({"data": [{"id": "waiting", "owned_by": "vllm", "max_model_len": 4096}]}).encode()
 ANSWER = 7

@@ -25,10 +25,10 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from isophase.lab.memory_use import memory_use
-from isophase.lab.recipe import Recipe
-from isophase.lab.tasks_stream import DataStream
-from isophase.lab.train import train
+from isophase.lab.sweep.memory_use import memory_use
+from isophase.lab.train.recipe import Recipe
+from isophase.lab.train.run import train
+from isophase.lab.train.tasks.stream import DataStream
 from isophase.probes.prompt import Prompt
 
 VOCABULARY, SEQUENCE, BATCH, HELD_OUT = 2048, 256, 16, 256

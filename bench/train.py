@@ -23,8 +23,8 @@ import numpy as np
 import torch
 import transformers
 
-from isophase.lab.recipe import Recipe, read_recipe
-from isophase.lab.train import build_model, train_step
+from isophase.lab.train.recipe import Recipe, read_recipe
+from isophase.lab.train.run import build_model, train_step
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 SIZES: dict[str, dict[str, Any]] = {

@@ -23,7 +23,7 @@ def words_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same retries with hardly any wait between them."""
-    from isophase.targets import server_http
+    from isophase.targets.server import http as server_http
 
     monkeypatch.setattr(server_http, "FIRST_WAIT_SECONDS", 0.01)
     monkeypatch.setattr(server_http, "LONGEST_WAIT_SECONDS", 0.05)

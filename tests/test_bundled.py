@@ -98,7 +98,7 @@ def test_bundled_models_are_small_and_documented():
 
 
 def test_matched_recipes_differ_only_in_compression():
-    from isophase.lab.recipe import Recipe
+    from isophase.lab.train.recipe import Recipe
 
     recipes = {
         name: Recipe.model_validate_json((bundled_folder(name) / "recipe.json").read_text()).model_dump()

@@ -48,7 +48,7 @@ def tokenizer_of() -> Callable[[str], Any]:
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An untrained compressed model of a few thousand parameters with the bundled vocabulary."""
     torch = pytest.importorskip("torch")
-    from isophase.lab.train import pairs_tokenizer
+    from isophase.lab.train.run import pairs_tokenizer
     from isophase.models.config import CompressedQwen3Config
     from isophase.models.qwen3 import CompressedQwen3ForCausalLM
     from isophase.probes.pairs import WORDS

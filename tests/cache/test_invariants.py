@@ -252,9 +252,9 @@ def test_nothing_is_left_after_an_exception(name, make_model, random_ids, monkey
         raise BoomError
 
     with monkeypatch.context() as patch:
-        patch.setattr("isophase.cache.layers.CompressedLayer.attended", fail)
+        patch.setattr("isophase.cache.runtime.layers.CompressedLayer.attended", fail)
         if name == "full":
-            patch.setattr("isophase.cache.layers.CompressedLayer.update", fail)
+            patch.setattr("isophase.cache.runtime.layers.CompressedLayer.update", fail)
         with pytest.raises(BoomError), compress(model, METHODS[name]) as cache:
             read(model, ids, cache)
     assert model.config._attn_implementation == "sdpa"

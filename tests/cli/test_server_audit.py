@@ -183,7 +183,7 @@ def test_memory_stays_flat(words_folder):
     import fake_server
 
     from isophase.probes import ProbeSettings, build_probe
-    from isophase.targets.server import ServerTarget
+    from isophase.targets.server.target import ServerTarget
 
     settings = ProbeSettings(probe="records", items=8, records=6, length_tokens=120, window_tokens=24, seed=0)
     probe = build_probe(settings, fake_server.TOKENIZER)

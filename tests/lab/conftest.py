@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isophase.lab.recipe import Recipe
+from isophase.lab.train.recipe import Recipe
 
 SETTINGS: dict[str, Any] = {
     "name": "tiny",

@@ -48,7 +48,7 @@ def test_what_is_left_out_is_left_out(make_model, random_ids, monkeypatch) -> No
     def reference(query, key, value, plan, *, scaling, out):
         return out.copy_(attend_reference(query, key, value, plan, scaling=scaling))
 
-    monkeypatch.setattr("isophase.prefill.engine.attend_blocked", reference)
+    monkeypatch.setattr("isophase.prefill.execution.engine.attend_blocked", reference)
     with sparse_prefill(model, FEW, threshold_tokens=300):
         torch.testing.assert_close(logits(model, ids), sparse, atol=2e-4, rtol=1e-4)
 
@@ -188,7 +188,7 @@ def test_the_threshold_is_measured_once_and_kept(make_model, random_ids, tmp_pat
         assert run.threshold_tokens >= 256
     assert file.read_bytes() == written
     file.write_text("{ not json")
-    from isophase.prefill.machine import _costs
+    from isophase.prefill.choose.machine import _costs
 
     _costs.cache_clear()
     with sparse_prefill(model) as run:

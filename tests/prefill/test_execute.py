@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from isophase.prefill import attend_blocked, attend_dense, attend_reference, full_plan
-from isophase.prefill.flex import attend_flex
+from isophase.prefill.execution.flex import attend_flex
 
 CASES = {
     "kv_heads": st.integers(1, 3), "group": st.integers(1, 3), "width": st.sampled_from([8, 20, 64, 80]),

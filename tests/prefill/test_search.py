@@ -14,8 +14,8 @@ from isophase.cli.main import main
 from isophase.cli.options import with_variants
 from isophase.errors import IsophaseError
 from isophase.prefill import BlockSparse, Dense, VerticalSlash, read_patterns, search, sparse_prefill
+from isophase.prefill.choose.offline import Offer, spend
 from isophase.prefill.picture import draw_densities, head_facts, read_result
-from isophase.prefill.search import Offer, spend
 from isophase.targets import open_target
 from isophase.targets.sparse import SparseTarget
 

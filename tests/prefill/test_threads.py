@@ -16,8 +16,8 @@ from isophase.prefill import (
     attend_row,
     full_plan,
 )
-from isophase.prefill.ledger import Ledger
-from isophase.prefill.threads import side_by_side, threads, threads_by_piece
+from isophase.prefill.choose.ledger import Ledger
+from isophase.prefill.execution.threads import side_by_side, threads, threads_by_piece
 
 
 def settings(costs: Costs | None = None) -> Settings:

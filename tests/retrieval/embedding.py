@@ -15,9 +15,10 @@ from pathlib import Path
 
 import torch
 
-from isophase.retrieval import Encoder, LateChunker, late
-from isophase.retrieval.documents import list_files
-from isophase.retrieval.rules import parse_rule
+from isophase.retrieval import Encoder, LateChunker
+from isophase.retrieval.index.documents import list_files
+from isophase.retrieval.late import chunker as late
+from isophase.retrieval.late.rules import parse_rule
 
 
 def main() -> None:
@@ -28,7 +29,7 @@ def main() -> None:
         folder, docs, milliseconds = line.split()
         child = os.fork()
         if not child:
-            from isophase.retrieval.index import build_index
+            from isophase.retrieval.index.tables import build_index
 
             print(os.getpid(), flush=True)
             chunker = LateChunker(encoder, rule=parse_rule("fixed(8)"), offsets=2)

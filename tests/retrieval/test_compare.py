@@ -11,9 +11,18 @@ import pytest
 
 from isophase.cli.main import main
 from isophase.errors import IsophaseError
-from isophase.retrieval.compare import MethodResult, advise, read_questions
-from isophase.retrieval.documents import Document
-from isophase.retrieval.metrics import Estimate, Place, Question, Units, best_places, estimate, evaluate, relevant
+from isophase.retrieval.compare.metrics import (
+    Estimate,
+    Place,
+    Question,
+    Units,
+    best_places,
+    estimate,
+    evaluate,
+    relevant,
+)
+from isophase.retrieval.compare.run import MethodResult, advise, read_questions
+from isophase.retrieval.index.documents import Document
 
 GAINS = 1 / np.log2(np.arange(2, 12))
 

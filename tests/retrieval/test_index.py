@@ -20,10 +20,11 @@ import pytest
 from isophase.chunking.rules import FixedStride
 from isophase.cli.main import main
 from isophase.errors import IsophaseError
-from isophase.retrieval import Encoder, LateChunker, late
-from isophase.retrieval.documents import list_files, read_document
-from isophase.retrieval.index import IndexWriter, build_index
-from isophase.retrieval.search import Index
+from isophase.retrieval import Encoder, LateChunker
+from isophase.retrieval.index.documents import list_files, read_document
+from isophase.retrieval.index.search import Index
+from isophase.retrieval.index.tables import IndexWriter, build_index
+from isophase.retrieval.late import chunker as late
 
 WORDS = [
     "the",
@@ -335,7 +336,7 @@ def test_two_writers(encoder: Encoder, tmp_path: Path) -> None:
     files = list_files([write_documents(tmp_path / "docs", 2)])
     chunker = LateChunker(encoder)
     build_index(tmp_path / "index", chunker, "sentences(64)", files)
-    from isophase.retrieval.index import IndexSettings
+    from isophase.retrieval.index.tables import IndexSettings
 
     settings = IndexSettings.of(chunker, "sentences(64)", files)
     with (
@@ -383,7 +384,7 @@ def test_hidden_files_are_left_out_and_each_is_read_once(tmp_path: Path) -> None
 
 
 def test_settings_of_memory_leave_what_the_user_has_set(monkeypatch) -> None:
-    from isophase.retrieval.allocation import keep_memory_steady
+    from isophase.retrieval.late.allocation import keep_memory_steady
 
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "7")
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1000000")

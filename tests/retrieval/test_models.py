@@ -16,8 +16,8 @@ from safetensors.torch import load_file, save_file
 from isophase.chunking.rules import FixedStride
 from isophase.errors import IsophaseError
 from isophase.retrieval import Encoder, LateChunker
-from isophase.retrieval.adapters import ChonkieChunker
-from isophase.retrieval.tokens import ExactTokenizer
+from isophase.retrieval.late.adapters import ChonkieChunker
+from isophase.retrieval.late.tokens import ExactTokenizer
 
 TEXTS = [
     "Berlin is the capital of Germany. Its more than 3.85 million inhabitants make it the largest city of the EU.",

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from isophase.chunking.rules import FixedStride, LocalMaximum, NeighbourCosine, Threshold, TokenHash
 from isophase.errors import IsophaseError
 from isophase.retrieval import Delimiters, Encoder, LateChunker, Sentences
-from isophase.retrieval.pooling import unit
-from isophase.retrieval.spans import cut
-from isophase.retrieval.tokens import Tokens, windows
+from isophase.retrieval.late.pooling import unit
+from isophase.retrieval.late.spans import cut
+from isophase.retrieval.late.tokens import Tokens, windows
 
 RULES = [
     FixedStride(stride_tokens=5),

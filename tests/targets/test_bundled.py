@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from isophase.errors import IsophaseError
-from isophase.lab.recipe import Recipe
-from isophase.lab.train import train
+from isophase.lab.train.recipe import Recipe
+from isophase.lab.train.run import train
 from isophase.models import bundled
 from isophase.probes import ProbeSettings, build_probe
 from isophase.targets import open_target

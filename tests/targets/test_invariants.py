@@ -12,9 +12,9 @@ from isophase.errors import IsophaseError
 from isophase.models.compat import CACHE_ARGUMENT
 from isophase.targets import open_target
 from isophase.targets.huggingface import HuggingFaceTarget
-from isophase.targets.invariants import Case, NotTestableError, judge, residues_to_try
-from isophase.targets.invariants_local import LocalInvariants
-from isophase.targets.server import ServerTarget
+from isophase.targets.invariants.local import LocalInvariants
+from isophase.targets.invariants.outcome import Case, NotTestableError, judge, residues_to_try
+from isophase.targets.server.target import ServerTarget
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from fake_server import TOKENIZER, FakeServer
 from isophase.errors import IsophaseError
 from isophase.probes import ProbeSettings, build_probe
 from isophase.targets import ServerOptions, open_target
-from isophase.targets.server import ServerTarget
-from isophase.targets.server_connect import UnreachableError
+from isophase.targets.server.connect import UnreachableError
+from isophase.targets.server.target import ServerTarget
 
 KINDS = ["vllm", "sglang", "llamacpp", "openai", "openai-text", "chat"]
 IDS = ["vllm", "sglang", "llamacpp", "openai"]

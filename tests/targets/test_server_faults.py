@@ -16,9 +16,9 @@ from isophase.audit.run import run_plan
 from isophase.audit.settings import AuditSettings
 from isophase.audit.store import read_answers
 from isophase.errors import IsophaseError
-from isophase.targets import server_http
-from isophase.targets.server import ServerTarget
-from isophase.targets.server_connect import UnreachableError
+from isophase.targets.server import http as server_http
+from isophase.targets.server.connect import UnreachableError
+from isophase.targets.server.target import ServerTarget
 
 # Fault and how it ends when it does not pass: a word of the reason.
 RETRIED = {

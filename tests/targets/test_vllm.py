@@ -21,7 +21,7 @@ from isophase.audit.store import read_answers
 from isophase.errors import EXIT_UNREACHABLE
 from isophase.probes import ProbeSettings, build_probe
 from isophase.targets.huggingface import HuggingFaceTarget
-from isophase.targets.server import Question, ServerTarget
+from isophase.targets.server.target import Question, ServerTarget
 
 pytestmark = pytest.mark.slow
 

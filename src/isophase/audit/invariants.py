@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isophase.errors import IsophaseError
 from isophase.targets.base import Target
-from isophase.targets.invariants import InvariantOutcome, InvariantStatus
-from isophase.targets.invariants_shift import shift_by_stride
+from isophase.targets.invariants.outcome import InvariantOutcome, InvariantStatus
+from isophase.targets.invariants.shift import shift_by_stride
 
 
 class CheckedInvariant(BaseModel):
@@ -79,8 +79,8 @@ def run_invariants(
 def _outcomes(
     target: Target, stride_tokens: int | None, say: Callable[[str], None]
 ) -> tuple[int, list[InvariantOutcome]]:
-    from isophase.targets.invariants_server import ServerInvariants
-    from isophase.targets.server import ServerTarget
+    from isophase.targets.invariants.server import ServerInvariants
+    from isophase.targets.server.target import ServerTarget
 
     if isinstance(target, ServerTarget):
         server = ServerInvariants(target, stride_tokens=stride_tokens)
@@ -88,7 +88,7 @@ def _outcomes(
     if target.name.startswith("planted:"):
         raise IsophaseError(f"{target.name} reads nothing, so nothing can be checked.", "Give a model or a server.")
     from isophase.targets.huggingface import HuggingFaceTarget
-    from isophase.targets.invariants_local import LocalInvariants
+    from isophase.targets.invariants.local import LocalInvariants
 
     if not isinstance(target, HuggingFaceTarget):
         raise IsophaseError(f"{target.name} is neither a model nor a server.", "Give hf:, isophase: or http:.")

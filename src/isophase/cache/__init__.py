@@ -1,18 +1,18 @@
 """Compress the KV cache of an existing model: `compress(model, method)`."""
 
 from isophase.cache.attach import OpenCache, compress
-from isophase.cache.chunkkv import ChunkKV
-from isophase.cache.dynamic import After, DynamicChunkKV, delimiter_rule, hash_rule
-from isophase.cache.full import Full
-from isophase.cache.merged import MergedChunks
-from isophase.cache.method import Method
+from isophase.cache.methods.base import Method
+from isophase.cache.methods.chunkkv import ChunkKV
+from isophase.cache.methods.dynamic import After, DynamicChunkKV, delimiter_rule, hash_rule
+from isophase.cache.methods.full import Full
+from isophase.cache.methods.merged import MergedChunks
+from isophase.cache.methods.scene import Entries, Scene
+from isophase.cache.methods.snapkv import SnapKV
+from isophase.cache.methods.streaming import StreamingLLM
+from isophase.cache.methods.voted import VotedChunkKV
 from isophase.cache.picture import draw_kept
 from isophase.cache.record import Record, compressed
-from isophase.cache.scene import Entries, Scene
-from isophase.cache.snapkv import SnapKV
-from isophase.cache.streaming import StreamingLLM
-from isophase.cache.voted import VotedChunkKV
-from isophase.cache.whole import CompressedCache, Kept
+from isophase.cache.runtime.whole import CompressedCache, Kept
 
 __all__ = [
     "After",

@@ -13,13 +13,13 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from isophase.cache.attention import SUPPORTED
-from isophase.cache.heads import HeadGroups
-from isophase.cache.layers import CompressedLayer
-from isophase.cache.method import Method
-from isophase.cache.rotation import rotation_of
-from isophase.cache.tokens import Tokens
-from isophase.cache.whole import CompressedCache
+from isophase.cache.methods.base import Method
+from isophase.cache.runtime.attention import SUPPORTED
+from isophase.cache.runtime.heads import HeadGroups
+from isophase.cache.runtime.layers import CompressedLayer
+from isophase.cache.runtime.rotation import rotation_of
+from isophase.cache.runtime.tokens import Tokens
+from isophase.cache.runtime.whole import CompressedCache
 
 __all__ = ["OpenCache", "compress"]
 

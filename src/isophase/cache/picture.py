@@ -7,7 +7,7 @@ from xml.sax.saxutils import escape
 
 import torch
 
-from isophase.cache.whole import Kept
+from isophase.cache.runtime.whole import Kept
 
 _ROW_PX, _GAP_PX, _LEFT_PX, _TOP_PX, _WIDTH_PX = 5, 3, 64, 28, 960
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from transformers import PreTrainedModel
 
 from isophase.cache.attach import OpenCache, compress
-from isophase.cache.dynamic import hash_rule
-from isophase.cache.full import Full
-from isophase.cache.heads import HeadGroups
-from isophase.cache.layers import CompressedLayer
-from isophase.cache.method import Method
+from isophase.cache.methods.base import Method
+from isophase.cache.methods.dynamic import hash_rule
+from isophase.cache.methods.full import Full
+from isophase.cache.runtime.heads import HeadGroups
+from isophase.cache.runtime.layers import CompressedLayer
 from isophase.chunking.rules import ChunkRule
 
 

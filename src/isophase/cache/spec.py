@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
-from isophase.cache.chunkkv import ChunkKV
-from isophase.cache.dynamic import DynamicChunkKV, delimiter_rule, hash_rule
-from isophase.cache.full import Full
-from isophase.cache.merged import MergedChunks
-from isophase.cache.method import Method
-from isophase.cache.snapkv import SnapKV
-from isophase.cache.streaming import StreamingLLM
-from isophase.cache.voted import VotedChunkKV
+from isophase.cache.methods.base import Method
+from isophase.cache.methods.chunkkv import ChunkKV
+from isophase.cache.methods.dynamic import DynamicChunkKV, delimiter_rule, hash_rule
+from isophase.cache.methods.full import Full
+from isophase.cache.methods.merged import MergedChunks
+from isophase.cache.methods.snapkv import SnapKV
+from isophase.cache.methods.streaming import StreamingLLM
+from isophase.cache.methods.voted import VotedChunkKV
 from isophase.errors import IsophaseError
 
 METHODS: dict[str, type[Method]] = {

@@ -11,10 +11,10 @@ import typer
 
 from isophase.cli import options as opt
 from isophase.errors import IsophaseError
-from isophase.mitigate.align_file import aligned_path, read_text, undo, write_aligned
-from isophase.mitigate.align_formats import format_of
-from isophase.mitigate.align_target import alignment_basis
-from isophase.mitigate.align_text import AlignedText, align_text
+from isophase.mitigate.align.file import aligned_path, read_text, undo, write_aligned
+from isophase.mitigate.align.formats import format_of
+from isophase.mitigate.align.target import alignment_basis
+from isophase.mitigate.align.text import AlignedText, align_text
 
 
 def align(

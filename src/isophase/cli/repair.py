@@ -42,8 +42,8 @@ def repair(
     the mean, is not saved; exit code 11 says so.
     """
     try:
-        from isophase.lab.repair import METHODS, RepairSettings
-        from isophase.lab.repair import repair as run
+        from isophase.mitigate.repair import METHODS, RepairSettings
+        from isophase.mitigate.repair import repair as run
         from isophase.targets.huggingface import HuggingFaceTarget
     except ImportError as error:
         raise IsophaseError(

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.combine import RULES
-from isophase.mitigate.shifts import DEFAULT_UNIT
+from isophase.mitigate.vote.combine import RULES
+from isophase.mitigate.vote.shifts import DEFAULT_UNIT
 
 
 def serve(
@@ -56,7 +56,7 @@ def serve(
             f"isophase serve needs {error.name}, which is not installed.",
             "Install it with: pip install 'isophase[serve]'.",
         ) from error
-    from isophase.mitigate.curve import read_curve
+    from isophase.mitigate.align.curve import read_curve
     from isophase.mitigate.proxy.settings import PLACES, POLICIES, ProxySettings, choice, parse_address
 
     host, port = parse_address(listen)

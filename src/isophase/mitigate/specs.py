@@ -9,13 +9,13 @@ import re
 from typing import TYPE_CHECKING, cast
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.combine import RULES, Rule
-from isophase.mitigate.shifts import choose_shifts, neutral_ids
+from isophase.mitigate.vote.combine import RULES, Rule
+from isophase.mitigate.vote.shifts import choose_shifts, neutral_ids
 from isophase.targets import ServerOptions, Target
 from isophase.targets import open_target as open_plain
 
 if TYPE_CHECKING:
-    from isophase.mitigate.voted import VotedTarget
+    from isophase.mitigate.vote.local import VotedTarget
     from isophase.targets.huggingface import HuggingFaceTarget
 
 __all__ = ["VOTERS", "neutral_ids", "open_target", "vote_suffix", "with_vote"]
@@ -65,7 +65,7 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
     if not base.startswith(VOTERS) or "|" in base:
         raise IsophaseError(f"{base!r} cannot vote.", "Vote with isophase:NAME, hf:PATH_OR_ID or http://HOST:PORT/v1.")
     if base.startswith(_SERVERS):
-        from isophase.mitigate.voted_server import VotedServerTarget
+        from isophase.mitigate.vote.server import VotedServerTarget
 
         shifts, rule = _read_vote(spec)
         return VotedServerTarget(base, name=spec, shifts=shifts, rule=rule, options=server or ServerOptions())
@@ -87,7 +87,7 @@ def with_vote(inner: HuggingFaceTarget, suffix: str) -> VotedTarget:
     if len(shifts) == 1:
         strides = [grid.stride_tokens for grid in inner.grids if grid.kind == "payload"]
         shifts = choose_shifts(strides or shifts, shifts[0])
-    from isophase.mitigate.voted import VotedTarget
+    from isophase.mitigate.vote.local import VotedTarget
 
     return VotedTarget(inner, name=inner.name + suffix, shifts=shifts, rule=rule or _DEFAULT_RULE)
 

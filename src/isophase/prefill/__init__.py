@@ -1,20 +1,20 @@
 """Sparse attention over long prompts: `with sparse_prefill(model): ...`."""
 
-from isophase.prefill.adapt import Adaptive, Choice
 from isophase.prefill.attach import sparse_prefill
-from isophase.prefill.engine import Settings, attend_row, execute, make_plan
-from isophase.prefill.execute import attend_blocked, attend_dense, attend_reference
-from isophase.prefill.machine import Costs, costs_of
+from isophase.prefill.choose.adapt import Adaptive, Choice
+from isophase.prefill.choose.machine import Costs, costs_of
+from isophase.prefill.choose.offline import search
+from isophase.prefill.choose.policy import Auto, Policy, Table
+from isophase.prefill.execution.blocked import attend_blocked, attend_dense, attend_reference
+from isophase.prefill.execution.engine import Settings, attend_row, execute, make_plan
+from isophase.prefill.execution.plan import Plan, full_plan
 from isophase.prefill.patterns import AShape, BlockSparse, Dense, Pattern, Reads, VerticalSlash
+from isophase.prefill.patterns.file import PatternFile, parse_patterns, read_patterns
+from isophase.prefill.patterns.spec import parse_pattern, write_pattern
 from isophase.prefill.picture import draw_densities
-from isophase.prefill.plan import Plan, full_plan
-from isophase.prefill.policy import Auto, Policy, Table
 from isophase.prefill.rows import attention_rows
 from isophase.prefill.run import CallRun, HeadRun, PrefillRun
 from isophase.prefill.sample import Geometry, HeadSample, Sampling, sample_head
-from isophase.prefill.search import search
-from isophase.prefill.spec import parse_pattern, write_pattern
-from isophase.prefill.table_file import PatternFile, parse_patterns, read_patterns
 
 __all__ = [
     "AShape",

@@ -22,18 +22,18 @@ from transformers import PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from isophase.prefill.adapt import Adaptive
-from isophase.prefill.engine import Settings, attend_row
-from isophase.prefill.ledger import Ledger
-from isophase.prefill.machine import Costs, costs_of
-from isophase.prefill.masks import MaskShape, read_mask
+from isophase.prefill.choose.adapt import Adaptive
+from isophase.prefill.choose.ledger import Ledger
+from isophase.prefill.choose.machine import Costs, costs_of
+from isophase.prefill.choose.policy import Auto, Policy, Table
+from isophase.prefill.execution.engine import Settings, attend_row
+from isophase.prefill.execution.masks import MaskShape, read_mask
+from isophase.prefill.execution.threads import threads_by_piece
 from isophase.prefill.patterns import AShape, BlockSparse, Dense, Pattern, VerticalSlash
-from isophase.prefill.policy import Auto, Policy, Table
+from isophase.prefill.patterns.file import PatternFile, read_patterns
+from isophase.prefill.patterns.spec import write_pattern
 from isophase.prefill.run import CallRun, PrefillRun
 from isophase.prefill.sample import Sampling
-from isophase.prefill.spec import write_pattern
-from isophase.prefill.table_file import PatternFile, read_patterns
-from isophase.prefill.threads import threads_by_piece
 
 ATTENTION = "isophase_prefill"
 BASE = "sdpa"

@@ -13,8 +13,8 @@ from xml.sax.saxutils import escape
 from pydantic import ValidationError
 
 from isophase.errors import IsophaseError
+from isophase.prefill.patterns.file import PatternFile
 from isophase.prefill.run import PrefillRun
-from isophase.prefill.table_file import PatternFile
 
 _CELL_W, _CELL_H, _GAP, _LEFT, _TOP = 64, 18, 3, 64, 46
 COLOURS = {

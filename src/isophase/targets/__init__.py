@@ -52,7 +52,7 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
 
         return PlantedTarget.from_spec(spec)
     if kind in ("http", "https") and rest.startswith("//"):
-        from isophase.targets.server import ServerTarget
+        from isophase.targets.server.target import ServerTarget
 
         return ServerTarget(spec, **asdict(server or ServerOptions()))
     if kind not in ("isophase", "hf") or not rest:

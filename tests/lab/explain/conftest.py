@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM
 
-from isophase.lab.outcomes import Questions, questions_of
+from isophase.lab.explain.outcomes import Questions, questions_of
 from isophase.models.bundled import bundled_folder
 from isophase.probes import ProbeSettings, build_probe
 from isophase.targets import open_target

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from isophase.lab import causes
-from isophase.lab.anatomy import gate_branches, hooked
-from isophase.lab.curves import curve_of, intervention
-from isophase.lab.cycling import measure_rolls, rolls_of
-from isophase.lab.outcomes import Questions
+from isophase.lab.explain import causes
+from isophase.lab.explain.anatomy import gate_branches, hooked
+from isophase.lab.explain.curves import curve_of, intervention
+from isophase.lab.explain.cycling import measure_rolls, rolls_of
+from isophase.lab.explain.outcomes import Questions
 from isophase.probes import ProbeSettings
 
 SETTINGS = ProbeSettings(

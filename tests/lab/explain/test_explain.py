@@ -10,9 +10,9 @@ import pytest
 
 from isophase.cli.main import main
 from isophase.errors import IsophaseError
-from isophase.lab.explain import explain
-from isophase.lab.explain_page import render_explanation, render_json
-from isophase.lab.explain_schema import Explanation
+from isophase.lab.explain.page import render_explanation, render_json
+from isophase.lab.explain.run import explain
+from isophase.lab.explain.schema import Explanation
 from isophase.models.bundled import bundled_folder
 
 ITEMS = 4

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from isophase.lab.anatomy import average, by_offset, changed, gate_branches, hooked, roll
-from isophase.lab.cycling import (
+from isophase.lab.explain.anatomy import average, by_offset, changed, gate_branches, hooked, roll
+from isophase.lab.explain.cycling import (
     fit,
     kept_phases,
     measure_rolls,
@@ -18,8 +18,8 @@ from isophase.lab.cycling import (
     shown_shifts,
     slot_parameters,
 )
-from isophase.lab.gates import deepseek_weights, effective_slots, watch_gates
-from isophase.lab.outcomes import Questions, ask
+from isophase.lab.explain.gates import deepseek_weights, effective_slots, watch_gates
+from isophase.lab.explain.outcomes import Questions, ask
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from isophase.lab.knockout import knock_out, lost_shares, mean_outputs, replaced, units_of
-from isophase.lab.outcomes import Questions, ask
+from isophase.lab.explain.knockout import knock_out, lost_shares, mean_outputs, replaced, units_of
+from isophase.lab.explain.outcomes import Questions, ask
 
 
 def hooks(model) -> int:

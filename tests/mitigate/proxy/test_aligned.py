@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from isophase.mitigate.align_text import LocatingTokenizer
+from isophase.mitigate.align.text import LocatingTokenizer
 
 TEMPLATE = "{% for m in messages %}the ? {{ m['content'] }}\n{% endfor %}{% if add_generation_prompt %}? the{% endif %}"
 

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.align_text import LocatingTokenizer, align_text
+from isophase.mitigate.align.text import LocatingTokenizer, align_text
 from isophase.mitigate.proxy.ballot import CHAT, Ballot, UnvotableError, read_ballot, user_text
 from isophase.mitigate.proxy.headers import as_json
 from isophase.mitigate.proxy.settings import ProxySettings

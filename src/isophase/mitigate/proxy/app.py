@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from isophase import __version__
-from isophase.mitigate.align_text import LocatingTokenizer
+from isophase.mitigate.align.text import LocatingTokenizer
 from isophase.mitigate.proxy.exchange import Exchange
 from isophase.mitigate.proxy.headers import RefusedError
 from isophase.mitigate.proxy.settings import ProxySettings, checked

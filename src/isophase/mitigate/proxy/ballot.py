@@ -11,7 +11,7 @@ from typing import Any
 from isophase.errors import IsophaseError
 from isophase.mitigate.proxy.headers import as_json
 from isophase.mitigate.proxy.settings import ProxySettings
-from isophase.mitigate.shifts import NeutralTexts
+from isophase.mitigate.vote.shifts import NeutralTexts
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 _BYTES_PER_TOKEN = 4

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from starlette.types import Message, Receive, Scope, Send
 
-from isophase.mitigate.align_text import LocatingTokenizer
+from isophase.mitigate.align.text import LocatingTokenizer
 from isophase.mitigate.proxy.aligning import Aligner
 from isophase.mitigate.proxy.answers import as_stream, without_log_probabilities
 from isophase.mitigate.proxy.ballot import CHAT, COMPLETIONS, Ballot, UnvotableError, bodies, cost_tokens, read_ballot
@@ -22,7 +22,7 @@ from isophase.mitigate.proxy.settings import ProxySettings
 from isophase.mitigate.proxy.upstream import Call, FaultError, Upstream
 from isophase.mitigate.proxy.voting import Vote, hold_vote
 from isophase.mitigate.proxy.watch import Metrics, say
-from isophase.mitigate.shifts import NeutralTexts, choose_shifts
+from isophase.mitigate.vote.shifts import NeutralTexts, choose_shifts
 
 HUNG_UP = 499
 """Status in logs and metrics where the client went away; nobody receives it."""

@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
-from isophase.mitigate.combine import RULES, Rule
 from isophase.mitigate.proxy.settings import POLICIES, Policy, ProxySettings
+from isophase.mitigate.vote.combine import RULES, Rule
 
 Raw = list[tuple[bytes, bytes]]
 

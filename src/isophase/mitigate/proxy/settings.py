@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.combine import Rule
-from isophase.mitigate.shifts import DEFAULT_UNIT, choose_shifts
+from isophase.mitigate.vote.combine import Rule
+from isophase.mitigate.vote.shifts import DEFAULT_UNIT, choose_shifts
 
 Policy = Literal["vote", "align", "off"]
 POLICIES: tuple[str, ...] = get_args(Policy)

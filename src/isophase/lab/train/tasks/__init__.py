@@ -1,0 +1,1 @@
+"""Training data: record lookup, text, and the stream that mixes them."""

@@ -1,0 +1,1 @@
+"""What decides how much a head reads: the adaptive mode, tables, the offline search, the price of it all."""

@@ -1,0 +1,1 @@
+"""Which vectors find answers best in one's own documents."""

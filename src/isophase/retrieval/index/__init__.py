@@ -1,0 +1,1 @@
+"""An index on disk: documents in, chunks out, questions to it."""

@@ -1,0 +1,1 @@
+"""What must hold in any target before a phase is blamed."""

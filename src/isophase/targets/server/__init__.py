@@ -1,0 +1,1 @@
+"""A model behind HTTP as a target; torch is not needed."""

@@ -47,8 +47,7 @@ def needle(
     """
     from isophase.needle.settings import parse_lengths
 
-    if not model.startswith("hf:") or "|" in model or model == "hf:":
-        raise IsophaseError(f"{model!r} is not a model whose cache can be compressed.", "Give hf:PATH_OR_ID.")
+    read = opt.hugging_face_model(model, use="whose cache can be compressed")
     sizes = parse_lengths(lengths)
     if not 0 < margin < 0.5:
         raise IsophaseError(f"--margin is {margin}; it must lie between 0 and 0.5.", "The usual one is 0.02.")
@@ -65,7 +64,7 @@ def needle(
             "Install them with: pip install 'isophase[torch]'.",
         ) from error
     default = ("full", "snapkv(budget=128, window_tokens=16)", "chunkkv(budget=128)", "dynamic(budget=128)")
-    target = HuggingFaceTarget(model.removeprefix("hf:"), gguf_file=gguf)
+    target = HuggingFaceTarget(read.place, gguf_file=gguf)
     digest = sha256(text.encode()).hexdigest()[:12]
     settings = settings_for(target, tuple(cache or default), sizes, depths, phases, seed, digest)
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in model.rstrip("/").split("/")[-1])[:40]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from isophase.errors import IsophaseError
+from isophase.specs import read_spec
 from isophase.targets.base import (
     SERVER_CHOICES,
     Answer,
@@ -26,17 +27,15 @@ __all__ = [
     "open_target",
 ]
 
-_KINDS = "isophase:NAME, hf:PATH_OR_ID, http://HOST:PORT/v1#MODEL or planted:SETTINGS"
-
 
 def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOptions | None = None) -> Target:
     """Open a target by its spec.
 
     Args:
-        spec: `isophase:NAME` (a bundled model), `hf:PATH_OR_ID` (any transformers causal language model),
-            `hf:PATH_OR_ID|METHOD` (one that answers from a compressed cache), `hf:PATH_OR_ID|prefill(PATTERNS)` (one
-            that reads prompts sparsely), `http://HOST:PORT/v1#MODEL` (a
-            server) or `planted:...` (a fake model with a known effect).
+        spec: in the grammar of `isophase.specs`: `isophase:NAME` (a bundled model), `hf:PATH_OR_ID` (any transformers
+            causal language model), `hf:PATH_OR_ID|METHOD` (one that answers from a compressed cache),
+            `hf:PATH_OR_ID|prefill(PATTERNS)` (one that reads prompts sparsely), `http://HOST:PORT/v1#MODEL` (a server)
+            or `planted:...` (a fake model with a known effect).
         gguf_file: GGUF file inside the folder of an `hf:` spec.
         server: how to treat a server; None: as it suits the server.
 
@@ -46,19 +45,20 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
     Raises:
         IsophaseError: for an unknown kind or name, or where torch is needed and missing.
     """
-    kind, colon, rest = spec.partition(":")
-    if kind == "planted" and colon:
+    read = read_spec(spec)
+    if read.calls and (read.kind != "hf" or len(read.calls) > 1):
+        raise IsophaseError(
+            f"{read.base!r} cannot be asked with {'|'.join(read.calls)!r}.",
+            "A cache method or prefill(...) goes with hf:PATH_OR_ID, one at a time.",
+        )
+    if read.kind == "planted":
         from isophase.targets.planted import PlantedTarget
 
         return PlantedTarget.from_spec(spec)
-    if kind in ("http", "https") and rest.startswith("//"):
+    if read.kind == "server":
         from isophase.targets.server.target import ServerTarget
 
         return ServerTarget(spec, **asdict(server or ServerOptions()))
-    if kind not in ("isophase", "hf") or not rest:
-        raise IsophaseError(
-            f"unknown target {spec!r}.", f"A target is {_KINDS}; `isophase models` lists the bundled ones."
-        )
     try:
         import torch  # noqa: F401
         import transformers  # noqa: F401
@@ -67,19 +67,18 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
             f"{spec} needs torch and transformers, and {error.name} is not installed.",
             "Install them with: pip install 'isophase[torch]'.",
         ) from error
-    if kind == "isophase":
+    if read.kind == "isophase":
         from isophase.targets.bundled import open_bundled
 
-        return open_bundled(rest)
-    path, bar, cache = rest.partition("|")
-    if cache.startswith("prefill(") and cache.endswith(")"):
-        from isophase.targets.sparse import SparseTarget
+        return open_bundled(read.place)
+    for call in read.calls:
+        if call.startswith("prefill(") and call.endswith(")"):
+            from isophase.targets.sparse import SparseTarget
 
-        return SparseTarget(path, patterns=cache[len("prefill(") : -1], gguf_file=gguf_file)
-    if bar:
+            return SparseTarget(read.place, patterns=call[len("prefill(") : -1], gguf_file=gguf_file)
         from isophase.targets.compressed import CompressedTarget
 
-        return CompressedTarget(path, cache=cache, gguf_file=gguf_file)
+        return CompressedTarget(read.place, cache=call, gguf_file=gguf_file)
     from isophase.targets.huggingface import HuggingFaceTarget
 
-    return HuggingFaceTarget(rest, gguf_file=gguf_file)
+    return HuggingFaceTarget(read.place, gguf_file=gguf_file)

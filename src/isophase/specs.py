@@ -6,7 +6,7 @@
     VALUE  = a Python literal, a bare word, or for arguments without a name a CALL or shifts such as 0:8:16
 
 A place says what answers; a call behind a bar says how: a cache method (`chunkkv(budget=128)`), a sparse prefill
-(`prefill(block_sparse(windows=8))`), a vote (`vote(8)`). Cache methods, patterns of prefill and chunk rules are calls, too.
+(`prefill(block_sparse(windows=8))`), a vote (`vote(8)`). Cache methods, patterns and chunk rules are calls, too.
 This module reads; whoever owns a name decides what it means.
 """
 

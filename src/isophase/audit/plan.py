@@ -16,7 +16,7 @@ from isophase.errors import IsophaseError
 from isophase.probes import Probe, ProbeSettings, Tokenizer, build_probe
 from isophase.specs import base_of
 from isophase.statistics import DEFAULT_PERIODS, detectable_amplitude, fits
-from isophase.targets.base import REPEAT_EVERY, RemoteTarget, Target
+from isophase.targets import REPEAT_EVERY, RemoteTarget, Target
 
 # Whole laps of 2, 3, 4, 6, 8 and 12; the controls 5 and 7 use most of it.
 _WINDOW_TOKENS = 24

@@ -13,6 +13,7 @@ from isophase.cache.methods.voted import VotedChunkKV
 from isophase.cache.picture import draw_kept
 from isophase.cache.record import Record, compressed
 from isophase.cache.runtime.whole import CompressedCache, Kept
+from isophase.cache.spec import parse_method
 
 __all__ = [
     "After",
@@ -35,4 +36,5 @@ __all__ = [
     "delimiter_rule",
     "draw_kept",
     "hash_rule",
+    "parse_method",
 ]

@@ -11,13 +11,10 @@ import typer
 from rich.console import Console
 
 from isophase.atomic import write_atomically
-from isophase.audit.plan import OpenTarget
+from isophase.audit import AuditSettings, OpenTarget, Plan, Report, write_error
 from isophase.audit.report import write_report
-from isophase.audit.schema import Report
-from isophase.audit.settings import AuditSettings, Plan
-from isophase.audit.store import write_error
 from isophase.errors import IsophaseError
-from isophase.mitigate.specs import can_vote, open_target, vote_suffix
+from isophase.mitigate import can_vote, open_target, vote_suffix
 from isophase.probes import PROBE_NAMES, STYLES
 from isophase.specs import Spec, read_spec
 from isophase.targets import SERVER_CHOICES, ServerOptions, Target
@@ -122,17 +119,12 @@ def with_variants(
     if not asked:
         return targets
     suffixes = [f"|{method}" for method in caches or []] + [f"|prefill({patterns})" for patterns in prefills or []]
-    option, remedy = (
-        "--cache compresses hf: targets" if caches else "--prefill is for hf: targets",
-        "Give hf:PATH_OR_ID.",
-    )
+    option, remedy = f"{'--cache compresses' if caches else '--prefill is for'} hf: targets", "Give hf:PATH_OR_ID."
     if votes:
         suffixes = ["" if vote.strip() == "1" else vote_suffix(vote) for vote in votes]
         option, remedy = "--vote asks models and servers", "Give isophase:NAME, hf:PATH_OR_ID or http://HOST:PORT/v1."
-    specs = [
-        (spec, can_vote(spec) if votes else _is_plain_hf(spec))
-        for spec in targets or (DEFAULT_TARGETS if votes else ())
-    ]
+    takes_it = can_vote if votes else _is_plain_hf
+    specs = [(spec, takes_it(spec)) for spec in targets or (DEFAULT_TARGETS if votes else ())]
     if not any(takes for _, takes in specs):
         raise IsophaseError(f"{option}, and none is given.", remedy)
     return [spec + suffix for spec, takes in specs for suffix in (suffixes if takes else [""])]

@@ -35,8 +35,8 @@ def search(
     if not out.resolve().parent.is_dir():
         raise IsophaseError(f"the folder of {str(out)!r} does not exist.", "Choose another --out.")
     try:
-        from isophase.prefill.choose.offline import search_text
-        from isophase.targets.huggingface import HuggingFaceTarget
+        from isophase.prefill.choose import search_text
+        from isophase.targets import HuggingFaceTarget
     except ImportError as error:
         raise _needs_torch(error) from error
     console = Console(stderr=True)
@@ -57,7 +57,7 @@ def show(
 ) -> None:
     """Patterns, densities and recall of every head, as a table and a picture."""
     try:
-        from isophase.prefill.picture import draw_densities, head_facts, read_result, summary
+        from isophase.prefill import draw_densities, head_facts, read_result, summary
     except ImportError as error:
         raise _needs_torch(error) from error
     read = read_result(result)

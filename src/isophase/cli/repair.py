@@ -45,7 +45,7 @@ def repair(
     try:
         from isophase.mitigate.repair import METHODS, RepairSettings
         from isophase.mitigate.repair import repair as run
-        from isophase.targets.huggingface import HuggingFaceTarget
+        from isophase.targets import HuggingFaceTarget
     except ImportError as error:
         raise IsophaseError(
             f"a repair needs torch and transformers, and {error.name} is not installed.",

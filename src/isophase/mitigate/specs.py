@@ -16,7 +16,7 @@ from isophase.targets import open_target as open_plain
 
 if TYPE_CHECKING:
     from isophase.mitigate.vote.local import VotedTarget
-    from isophase.targets.huggingface import HuggingFaceTarget
+    from isophase.targets import HuggingFaceTarget
 
 __all__ = ["can_vote", "open_target", "vote_suffix", "with_vote"]
 

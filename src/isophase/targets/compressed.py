@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from isophase.cache import ChunkKV, Method, OpenCache, Record, compress, compressed
-from isophase.cache.spec import parse_method
+from isophase.cache import ChunkKV, Method, OpenCache, Record, compress, compressed, parse_method
 from isophase.errors import IsophaseError
-from isophase.models.compat import cache_argument
-from isophase.probes.prompt import Prompt
+from isophase.models import cache_argument
+from isophase.probes import Prompt
 from isophase.targets.huggingface import load_part
 from isophase.targets.modified import ModifiedTarget
 from isophase.targets.strides import Grid

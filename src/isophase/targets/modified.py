@@ -5,7 +5,7 @@ from __future__ import annotations
 from hashlib import sha256
 from typing import Any
 
-from isophase.probes.prompt import Prompt
+from isophase.probes import Prompt
 from isophase.targets.huggingface import HuggingFaceTarget
 from isophase.targets.strides import Grid
 

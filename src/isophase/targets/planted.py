@@ -10,9 +10,7 @@ from functools import cached_property
 from typing import Literal, get_args, get_type_hints
 
 from isophase.errors import IsophaseError
-from isophase.probes.lexicon import KEYS, VALUES
-from isophase.probes.pairs import PAD_ID, WORDS, WORDS_PER_CLASS
-from isophase.probes.prompt import Prompt
+from isophase.probes import KEYS, PAD_ID, VALUES, WORDS, WORDS_PER_CLASS, Prompt
 from isophase.specs import read_settings
 from isophase.targets.base import Answer, TargetDefaults
 from isophase.targets.strides import Grid

@@ -12,7 +12,7 @@ from fractions import Fraction
 import torch
 
 from isophase.cache.methods.scene import Entries, Scene
-from isophase.chunking.rules import ChunkRule
+from isophase.chunking import ChunkRule
 
 __all__ = ["Method"]
 

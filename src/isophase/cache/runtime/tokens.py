@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from isophase.chunking.rules import ChunkRule
+from isophase.chunking import ChunkRule
 
 
 @dataclass(eq=False)

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from isophase import __version__
-from isophase.audit.plan import make_plan
-from isophase.audit.settings import AuditSettings
+from isophase.audit import AuditSettings, make_plan
 from isophase.errors import IsophaseError
 from isophase.lab.explain import causes, cycling, gates, knockout
 from isophase.lab.explain.anatomy import GateBranch, gate_branches
@@ -39,8 +38,7 @@ from isophase.lab.explain.words import summary
 from isophase.probes import ProbeSettings, build_probe
 from isophase.specs import model_spec
 from isophase.statistics import straddling_phases
-from isophase.targets import open_target
-from isophase.targets.huggingface import HuggingFaceTarget, load_part
+from isophase.targets import HuggingFaceTarget, load_part, open_target
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]

@@ -8,10 +8,9 @@ from typing import NamedTuple
 from isophase.errors import IsophaseError
 from isophase.mitigate.align.curve import read_curve
 from isophase.mitigate.align.text import LocatingTokenizer
-from isophase.models.bundled import bundled_folder, bundled_names
+from isophase.models import bundled_folder, bundled_names
 from isophase.specs import read_spec
-from isophase.targets import open_target
-from isophase.targets.base import RemoteTarget
+from isophase.targets import RemoteTarget, open_target
 
 
 class AlignmentBasis(NamedTuple):

@@ -13,8 +13,8 @@ from transformers import PreTrainedModel
 from isophase.mitigate.vote.generate import combine_logits, insert_neutral
 from isophase.mitigate.vote.lanes import Lanes
 from isophase.mitigate.vote.shifts import neutral_ids
-from isophase.probes.prompt import Prompt
-from isophase.targets.huggingface import HuggingFaceTarget
+from isophase.probes import Prompt
+from isophase.targets import HuggingFaceTarget
 
 
 class VotedTarget(Lanes, HuggingFaceTarget):

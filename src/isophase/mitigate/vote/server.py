@@ -14,11 +14,9 @@ from isophase.errors import IsophaseError
 from isophase.mitigate.vote.combine import Rule, ShiftAnswer, combine
 from isophase.mitigate.vote.lanes import Lanes
 from isophase.mitigate.vote.shifts import DEFAULT_UNIT, NeutralTexts, choose_shifts, neutral_ids
-from isophase.probes.prompt import Prompt
-from isophase.targets.base import Answer, ServerOptions
-from isophase.targets.server.judge import failed
-from isophase.targets.server.protocols import Reply
-from isophase.targets.server.target import ServerTarget
+from isophase.probes import Prompt
+from isophase.targets import Answer, ServerOptions
+from isophase.targets.server import Reply, ServerTarget, failed
 
 _SCORED_RULE: Rule = "mean-probability"
 
@@ -68,7 +66,7 @@ class VotedServerTarget(Lanes, ServerTarget):
     def rule_in_words(self) -> str:
         """The rule that is used: what it was told, else what the server's answers allow."""
         if self.rule is not None:
-            return self.rule
+            return str(self.rule)
         return "majority" if self.facts.protocol.kind == "chat" else _SCORED_RULE
 
     def _notes(self) -> list[str]:

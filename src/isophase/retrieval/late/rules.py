@@ -15,7 +15,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from isophase.chunking.rules import ChunkRule, FixedStride, LocalMaximum, TokenHash
+from isophase.chunking import ChunkRule, FixedStride, LocalMaximum, TokenHash
 from isophase.errors import IsophaseError
 from isophase.retrieval.late.tokens import IntArray, Tokens
 from isophase.specs import read_call, refuse_strangers
@@ -140,7 +140,7 @@ def parse_rule(text: str) -> ChunkRule | TextRule:
     if known is None:
         raise IsophaseError(f"chunk rule {name!r} is unknown.", f"Give one of {', '.join(RULES)}.")
     refuse_strangers(name, call.settings, known)
-    settings = dict(zip(known, call.values, strict=False)) | call.settings
+    settings = dict(zip(known, call.values, strict=False)) | dict(call.settings)
     twice = len(settings) < len(call.values) + len(call.settings)
     if twice or any(type(value) is not int for value in settings.values()):
         raise IsophaseError(f"cannot read the chunk rule {text!r}.", f"{name} has {' and '.join(known)}.")

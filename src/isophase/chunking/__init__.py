@@ -8,6 +8,7 @@ from isophase.lazy import lazily
 
 if TYPE_CHECKING:
     from isophase.chunking.layout import NEVER, ChunkLayout, FixedGrid
+    from isophase.chunking.merging import Chain, merge_neighbours
     from isophase.chunking.packing import PackedPlan, pack, segment_softmax, segment_sum
     from isophase.chunking.rules import (
         ChunkRule,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NEVER",
+    "Chain",
     "ChunkLayout",
     "ChunkRule",
     "FixedGrid",
@@ -37,6 +39,7 @@ __all__ = [
     "Threshold",
     "TokenHash",
     "TokenRanks",
+    "merge_neighbours",
     "pack",
     "segment_softmax",
     "segment_sum",

@@ -86,6 +86,16 @@ class Method:
         return False
 
     @property
+    def melts(self) -> bool:
+        """Whether tokens become entries together, after the whole forward pass, instead of being dropped by layer."""
+        return False
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether attention received is taken down while a part is read."""
+        return False
+
+    @property
     def needs_votes(self) -> bool:
         """Whether queries are read."""
         return True

@@ -124,19 +124,17 @@ class Melted(Method):
         """Whether attention received is asked for."""
         return self.worth in ("both", "attention")
 
-    def worth_of(self, information: torch.Tensor, attention: torch.Tensor | None) -> torch.Tensor:
+    def worth_of(self, information: torch.Tensor, attention: torch.Tensor) -> torch.Tensor:
         """What tokens are worth, float32, above 0.
 
         Args:
             information: nats, `sharp` included.
-            attention: received, in times an even share; None where nobody has looked at them.
+            attention: received, in times an even share.
         """
         if self.worth == "length":
             return torch.ones_like(information)
         said = information + _LEAST_NATS if self.needs_information else torch.ones_like(information)
-        if not self.needs_attention or attention is None:
-            return said
-        return said * (attention + _LEAST_SHARE)
+        return said * (attention + _LEAST_SHARE) if self.needs_attention else said
 
     def groups(self, chain: Chain, unit_RU: torch.Tensor, entries_R: torch.Tensor) -> torch.Tensor:
         """Which entry each token, or older entry, goes into.

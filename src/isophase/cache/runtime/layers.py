@@ -19,7 +19,7 @@ from isophase.cache.runtime.melting import Melting, melt, received, sampled
 from isophase.cache.runtime.tokens import Tokens
 
 ROW_STATES = (
-    "keys", "values", "positions_BKP", "counts_BKP", "worth_BKP", "attention_BKE", "recent_BHWD", "recent_positions_BW",
+    "keys", "values", "positions_BKP", "counts_BKP", "sums_BKPS", "recent_BHWD", "recent_positions_BW",
 )  # fmt: skip
 NO_ROLLBACK = (
     "a compressed cache cannot be cropped: dropped tokens do not come back. Assisted generation and prompt lookup roll "
@@ -58,8 +58,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         self.extra: dict[str, Any] = {}  # of the last attention call: scaling, softcap, sinks
         self.positions_BKP: torch.Tensor | None = None  # int32; -1 for an empty place
         self.counts_BKP: torch.Tensor | None = None  # float32; only where entries were merged
-        self.worth_BKP: torch.Tensor | None = None  # float32; only where entries melt
-        self.attention_BKE: torch.Tensor | None = None  # received by what is held; until it is melted
+        self.sums_BKPS: torch.Tensor | None = None  # float32; only where entries melt
         self.recent_BHWD: torch.Tensor | None = None  # only where decoding compresses
         self.recent_positions_BW: torch.Tensor | None = None
 
@@ -250,9 +249,19 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         held = Entries(
             keys_BKED=self.keys, values_BKED=self.values, positions_BKE=self._places(), counts_BKE=self.counts()
         )  # fmt: skip
-        self.attention_BKE = received(
+        paid, asked = received(
             queries, positions, held, self._scaling(), self.extra.get("softcap"), self.extra.get("s_aux")
         )
+        sums = self._sums()
+        self.sums_BKPS = torch.stack([sums[..., 0], sums[..., 1] + paid, sums[..., 2] + asked], dim=-1)
+
+    def _sums(self) -> torch.Tensor:
+        """As `Entries.sums_BKES`, of everything held."""
+        shape = self.keys.shape[:3]
+        old = self.sums_BKPS if self.sums_BKPS is not None else self.keys.new_zeros(*shape[:2], 0, 3).float()
+        new = old.new_zeros(*shape[:2], shape[2] - old.shape[2], 3)
+        new[..., 0] = -1.0
+        return torch.cat([old, new], dim=2)
 
     def _places(self) -> torch.Tensor:
         """As `positions`; pads are empty places."""
@@ -268,18 +277,9 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
     def melt(self, melting: Melting) -> None:
         """Let what has left the window melt, after a forward pass."""
         self.compressed_at = self.cumulative_length
-        method, positions = self.method, self.positions()
+        method = self.method
         assert isinstance(method, Melted)
-        known = 0 if self.worth_BKP is None else self.worth_BKP.shape[2]
-        if melting.information_BL is None:
-            information = torch.zeros(positions.shape, device=positions.device)
-        else:
-            information = melting.by_place(melting.information_BL, positions)
-        worth = method.worth_of(information, self.attention_BKE)
-        if self.worth_BKP is not None:
-            worth = torch.cat([self.worth_BKP, worth[..., known:]], dim=2)
-        self.attention_BKE = None
-        old = self._aligned(self._real(), worth)
+        old = self._aligned(self._real(), self._sums())
         made = melt(old, method, melting)
         if made is old and self.positions_BKP is None:
             return  # nothing has melted yet: the model's own cache
@@ -288,7 +288,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
     def _take_over(self, made: Entries) -> None:
         self.keys, self.values = made.keys_BKED, made.values_BKED
         self.positions_BKP = made.positions_BKE.to(torch.int32)
-        self.counts_BKP, self.worth_BKP = made.counts_BKE, made.worth_BKE
+        self.counts_BKP, self.sums_BKPS = made.counts_BKE, made.sums_BKES
         self._has_empty = bool((made.positions_BKE < 0).any())
 
     def _real(self) -> torch.Tensor | None:
@@ -331,12 +331,12 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
                 self.tokens.reused[group] = index
         self._take_over(kept)
 
-    def _aligned(self, real: torch.Tensor | None, worth: torch.Tensor | None = None) -> Entries:
+    def _aligned(self, real: torch.Tensor | None, sums: torch.Tensor | None = None) -> Entries:
         """Everything held, without padding, right-aligned."""
         positions = self.positions()
         entries = Entries(
             keys_BKED=self.keys, values_BKED=self.values, positions_BKE=positions, counts_BKE=self.counts(),
-            worth_BKE=worth,
+            sums_BKES=sums,
         )  # fmt: skip
         if real is None:
             return entries

@@ -45,7 +45,7 @@ class Melting:
 def received(
     query_BHQD: torch.Tensor, query_positions_BQ: torch.Tensor, entries: Entries, scaling: float,
     softcap: float | None, sinks_H: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Attention that entries received from later queries, in times an even share.
 
     Args:
@@ -57,8 +57,8 @@ def received(
         sinks_H: logit that each head adds to the denominator, or None.
 
     Returns:
-        float32 [B, K, E]: mean over the queries behind each entry of its probability, a token's share of it, times the
-        tokens that the query sees; 1 where no query stands behind.
+        Two of float32 [B, K, E]: sum over the queries behind each entry of its probability, a token's share of it,
+        times the tokens that the query sees; and the number of these queries.
     """
     rows, heads, asked, width = query_BHQD.shape
     kv_heads = entries.keys_BKED.shape[1]
@@ -83,8 +83,7 @@ def received(
     even = share.mean(dim=2) * tokens_BKQ[..., None] / counts_BKE[:, :, None]
     # A token's attention to itself says nothing about others.
     behind = seen_BKQE & (entries.positions_BKE[:, :, None] != query_positions_BQ[:, None, :, None])
-    number = behind.sum(2)
-    return torch.where(number > 0, (even * behind).sum(2) / number.clamp(min=1), 1.0)
+    return (even * behind).sum(2), behind.sum(2).float()
 
 
 def sampled(new: int, device: torch.device) -> torch.Tensor:
@@ -97,16 +96,17 @@ def melt(entries: Entries, method: Melted, melting: Melting) -> Entries:
     """Fewer entries for the same tokens.
 
     Args:
-        entries: of one layer, right-aligned, with their worth.
+        entries: of one layer, right-aligned, with their sums.
         method: says what goes together.
         melting: for all layers.
 
     Returns:
         The new entries, right-aligned. What stays alone is what it was, to the bit.
     """
-    old, worth_BKE = entries, entries.worth_BKE
-    assert worth_BKE is not None
+    old, sums_BKES = entries, entries.sums_BKES
+    assert sums_BKES is not None
     there_BKE = old.positions_BKE >= 0
+    worth_BKE = _worth(entries, sums_BKES, method, melting)
     counts_BKE = (torch.ones_like(worth_BKE) if old.counts_BKE is None else old.counts_BKE) * there_BKE
     index_BKE = melting.by_place(melting.index_BL, old.positions_BKE)
     sink_BKE = there_BKE & (index_BKE < method.sink_tokens)
@@ -141,9 +141,12 @@ def melt(entries: Entries, method: Melted, melting: Melting) -> Entries:
     def total(values_BKE: torch.Tensor) -> torch.Tensor:
         return values_BKE.new_zeros(*count_BK.shape, most + 1).scatter_add(2, slot_BKE, values_BKE)[..., :most]
 
-    number_BKN = total(counts_BKE)
     members_BKN = total(there_BKE.float())
     weight_BKN = total(worth_BKE * there_BKE)
+    assert kept.sums_BKES is not None
+    # What stays exact may receive more attention; the worth of everything else is settled.
+    open_BKN = (exact_BKE & there_BKE).gather(2, last_BKN.clamp(min=0)) & (last_BKN >= 0)
+    settled_BKN = torch.where(open_BKN, -1.0, weight_BKN)
 
     def mean(states_BKED: torch.Tensor, alone_BKND: torch.Tensor) -> torch.Tensor:
         wide = slot_BKE[..., None].expand(*slot_BKE.shape, states_BKED.shape[-1])
@@ -156,6 +159,18 @@ def melt(entries: Entries, method: Melted, melting: Melting) -> Entries:
         keys_BKED=mean(old.keys_BKED, kept.keys_BKED),
         values_BKED=mean(old.values_BKED, kept.values_BKED),
         positions_BKE=kept.positions_BKE,
-        counts_BKE=number_BKN,
-        worth_BKE=weight_BKN,
+        counts_BKE=total(counts_BKE),
+        sums_BKES=torch.cat([settled_BKN[..., None], kept.sums_BKES[..., 1:]], dim=-1),
     )
+
+
+def _worth(entries: Entries, sums_BKES: torch.Tensor, method: Melted, melting: Melting) -> torch.Tensor:
+    """What every entry is worth, float32 [B, K, E]: as settled, else by what is known of the token now."""
+    settled_BKE, paid_BKE, asked_BKE = sums_BKES.unbind(-1)
+    if melting.information_BL is None:
+        information = torch.zeros_like(settled_BKE)
+    else:
+        information = melting.by_place(melting.information_BL, entries.positions_BKE)
+    # One even share, where no query stands behind.
+    attention = torch.where(asked_BKE > 0, paid_BKE / asked_BKE.clamp(min=1), 1.0)
+    return torch.where(settled_BKE >= 0, settled_BKE, method.worth_of(information, attention))

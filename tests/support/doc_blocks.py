@@ -8,7 +8,8 @@
 | `<!-- output not compared: REASON -->` | the block is an output, and differs from machine to machine |
 
 A `text` block behind a block that runs is its output: its lines must come in the real output, in that order. White
-space and bars do not count, times are anything, numbers may differ a little, and a line `...` stands for lines left out.
+space and bars do not count, times are anything, numbers may differ a little, and a line `...` stands for lines that are
+left out.
 """
 
 from __future__ import annotations

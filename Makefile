@@ -72,7 +72,7 @@ lint: setup
 
 # The site, into site/: a dead link or anchor, a missing reference, or a page that nothing lists fails.
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 bench: setup
 	$(BIN)/python bench/audit.py

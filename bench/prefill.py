@@ -42,8 +42,9 @@ from isophase.prefill import (
     VerticalSlash,
     attend_row,
     costs_of,
+    look,
 )
-from prefill_inputs import captured, load, peak_bytes, planted, reads_of, recall_of, show, spread, text_ids
+from prefill_inputs import captured, load, peak_bytes, planted, recall_of, show, spread, text_ids
 from prefill_quality import model, needle, phase, search_bench
 
 FIXED: tuple[Pattern, ...] = (
@@ -98,7 +99,7 @@ def speed(options: argparse.Namespace) -> list[dict[str, Any]]:
             if number or tokens >= 65_536:
                 rounds.append(total)
         geometry = settings.geometry(tokens, 0, torch.device("cpu"))
-        read = [None] * len(query) if tokens < threshold else reads_of(settings, query, key, geometry)
+        read = [None] * len(query) if tokens < threshold else [c.reads for c in look(query, key, settings, geometry)]
         recalls, densities = recall_of(read, query, key, geometry)
         out.append(show({
             "tokens": tokens, "times_faster": spread([r[0][0] / r[1][0] for r in rounds]),
@@ -132,7 +133,7 @@ def frontier(options: argparse.Namespace) -> list[dict[str, Any]]:
             _, base, _ = timed(lambda q=query, k=key, v=value: dense(q, k, v))
             _, took, _ = timed(lambda q=query, k=key, v=value, s=settings: attend_row(q, k, v, s))
             ratios.append(base / took)
-            found = recall_of(reads_of(settings, query, key, geometry), query, key, geometry, 128)
+            found = recall_of([c.reads for c in look(query, key, settings, geometry)], query, key, geometry, 128)
             recalls += found[0]
             densities += found[1]
         worst = sorted(recalls)[len(recalls) // 10]

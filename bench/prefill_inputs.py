@@ -18,8 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
-from isophase.prefill import Geometry, Reads, Settings, attention_rows, make_plan, sample_head
-from isophase.prefill.choose.machine import PAYS_BELOW
+from isophase.prefill import Geometry, Reads, attention_rows, make_plan
 
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 ROOT = Path(__file__).parent.parent
@@ -94,23 +93,6 @@ def peak_bytes(reset: bool = False) -> int:
         return int(line.split()[1]) * 1024
     except OSError:
         return 0
-
-
-def reads_of(
-    settings: Settings, query: torch.Tensor, key: torch.Tensor, geometry: Geometry, layer: int = 0
-) -> list[Reads | None]:
-    """What each head reads, again: choosing has no chance in it."""
-    group = len(query) // len(key)
-    reads: list[Reads | None] = []
-    for head, query_TD in enumerate(query):
-        if settings.policy.is_dense(layer, head):
-            reads.append(None)
-            continue
-        sample = sample_head(query_TD, key[head // group], geometry, settings.sampling, scaling=query.shape[-1] ** -0.5)
-        choice = settings.policy.choose(layer, head, sample)
-        pays = settings.costs is None or settings.costs.sparse_share(choice.keys_per_query, geometry) <= PAYS_BELOW
-        reads.append(choice.reads if pays else None)
-    return reads
 
 
 def recall_of(

@@ -24,6 +24,7 @@ from isophase.prefill import (
     Settings,
     Table,
     VerticalSlash,
+    look,
     make_plan,
     parse_pattern,
     sample_head,
@@ -34,7 +35,7 @@ from isophase.prefill.choose.offline import CANDIDATES
 from isophase.probes.lexicon import PROSE
 from isophase.statistics.intervals import wilson
 from isophase.targets.huggingface import HuggingFaceTokenizer
-from prefill_inputs import captured, load, reads_of, recall_of, show, spread, text_ids
+from prefill_inputs import captured, load, recall_of, show, spread, text_ids
 
 
 def model(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -181,7 +182,9 @@ def search_bench(options: argparse.Namespace) -> list[dict[str, Any]]:
         settings = Settings(policy=policy, sampling=Sampling(), costs=None)
         recalls, densities = [], []
         for layer, (query, key, _) in inputs.items():
-            found = recall_of(reads_of(settings, query, key, geometry, layer), query, key, geometry, 128)
+            found = recall_of(
+                [c.reads for c in look(query, key, settings, geometry, layer=layer)], query, key, geometry, 128
+            )
             recalls += found[0]
             densities += found[1]
         out.append(show({

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import isophase
+from isophase.lazy import offered
 
 ROOT = Path(isophase.__file__).parent
 PARTS = {p.name for p in ROOT.iterdir() if p.is_dir() and list(p.rglob("*.py"))}
-BASICS = {"errors", "atomic"}  # modules of the package's root that import nothing of ours
+BASICS = {"atomic", "errors", "lazy", "specs"}  # modules of the package's root; `specs` reads and opens nothing
 
 # Part -> parts that it may import, besides itself and the basics.
 ALLOWED: dict[str, set[str]] = {
@@ -30,16 +33,16 @@ ALLOWED: dict[str, set[str]] = {
     "audit": {"probes", "targets", "statistics"},
 }
 ALLOWED["needle"] = {"probes", "targets", "statistics", "audit", "models", "cache"}
-ALLOWED["mitigate"] = set(ALLOWED)
-ALLOWED["lab"] = set(ALLOWED)  # a sweep measures remedies too
+ALLOWED["mitigate"] = {*ALLOWED, "lab"}  # a repair looks with the instruments of `explain`
+ALLOWED["lab"] = {*ALLOWED, "mitigate"}  # and a sweep measures remedies; no circle of rooms comes of it, see below
 ALLOWED["cli"] = {*ALLOWED, "lab", "mitigate"}
 
 # Parts that must load where torch is not installed.
-WITHOUT_TORCH = {"statistics", "probes", "audit", "cli"}
+WITHOUT_TORCH = {"statistics", "probes", "audit", "cli", "atomic.py", "errors.py", "lazy.py", "specs.py", "__init__.py"}
 # Files of `targets` that are loaded only for a model in this process.
 NEEDS_TORCH = {
-    "targets/huggingface.py", "targets/compressed.py", "targets/bundled.py", "targets/sparse.py",
-    "targets/invariants_local.py",
+    "targets/huggingface.py", "targets/compressed.py", "targets/bundled.py", "targets/sparse.py", "targets/modified.py",
+    "targets/invariants/local.py",
 }  # fmt: skip
 HEAVY = {"torch", "transformers", "safetensors", "accelerate", "gguf"}
 
@@ -63,11 +66,29 @@ def imports(path: Path) -> Iterator[tuple[str, bool]]:
             module = ".".join(filter(None, [base, node.module]))
             yield module, node not in later
             for name in node.names:
-                yield f"{module}.{name.name}", node not in later
+                # A name that a package offers lazily comes from the module that it names.
+                place = OFFERED.get(module, {}).get(name.name)
+                yield f"{place or module}.{name.name}", node not in later
+                if place:
+                    yield place, node not in later
 
 
 def files() -> list[str]:
     return sorted(str(p.relative_to(ROOT)) for p in ROOT.rglob("*.py"))
+
+
+PACKAGES = {
+    ".".join(("isophase", *p.relative_to(ROOT).parts[:-1])): p for p in sorted(ROOT.rglob("__init__.py"))
+}  # fmt: skip
+OFFERED = {name: offered(path) for name, path in PACKAGES.items()}
+
+
+def public(package: str) -> set[str]:
+    """What a package lists in `__all__`."""
+    for node in ast.parse(PACKAGES[package].read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return set()
 
 
 def test_the_rules_name_every_part() -> None:
@@ -78,24 +99,69 @@ def test_the_rules_name_every_part() -> None:
 def test_a_file_imports_only_what_its_part_may(name: str) -> None:
     part = name.split("/")[0].removesuffix(".py")
     allowed = ALLOWED.get(part, set()) | {part} | BASICS
-    if part in BASICS or name == "__init__.py":
-        allowed = set()
-    for module, _ in imports(ROOT / name):
+    if part in BASICS:
+        allowed = {"errors"}
+    for module, at_once in imports(ROOT / name):
         parts = module.split(".")
         if parts[0] != "isophase" or len(parts) == 1 or module == "isophase.__version__":
+            continue
+        if name == "__init__.py":  # the front of the house offers what is inside, and loads none of it
+            assert not at_once or parts[1] in BASICS, f"{name} loads {module}"
             continue
         assert parts[1] in allowed, f"{name} imports {module}"
 
 
 @pytest.mark.parametrize("name", files())
+def test_across_rooms_only_public_names_are_imported(name: str) -> None:
+    part = name.split("/")[0].removesuffix(".py")
+    for node in ast.walk(ast.parse((ROOT / name).read_text(encoding="utf-8"))):
+        if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith("isophase."):
+            continue
+        module = str(node.module)
+        other = module.split(".")[1]
+        if other in BASICS or other == part:
+            continue
+        assert module in PACKAGES, f"{name} imports from the inside of {other}: {module}"
+        assert not {n.name for n in node.names} - public(module), f"{name}: {module} does not list these"
+
+
+@pytest.mark.parametrize("package", [p for p in PACKAGES if public(p)])
+def test_what_is_listed_is_there(package: str) -> None:
+    module = importlib.import_module(package)
+    for name in public(package):
+        assert getattr(module, name) is not None, name
+    if OFFERED[package]:
+        assert set(OFFERED[package]) == public(package)
+    with pytest.raises(AttributeError, match="nothing_like_it"):
+        module.nothing_like_it  # noqa: B018
+
+
+def test_rooms_make_no_circle() -> None:
+    """A room is a folder with its own files; `lab` and `mitigate` use each other's rooms, never in a circle."""
+    graph: dict[str, set[str]] = {}
+    for name in files():
+        room = name.rpartition("/")[0]
+        if room in ("", "cli"):
+            continue
+        for module, at_once in imports(ROOT / name):
+            parts = module.split(".")
+            if parts[0] != "isophase" or not at_once or len(parts) < 2 or parts[1] in BASICS:
+                continue
+            where = ROOT.joinpath(*parts[1:])
+            while not (where.is_dir() or where.with_suffix(".py").is_file()) and where != ROOT:
+                where = where.parent
+            other = str((where if where.is_dir() else where.parent).relative_to(ROOT))
+            part = room.split("/")[0]
+            if other.split("/")[0] != part or part in ("lab", "mitigate"):
+                graph.setdefault(room, set()).add(other)
+    graph = {room: others - {room} for room, others in graph.items()}
+    assert list(TopologicalSorter(graph).static_order())
+
+
+@pytest.mark.parametrize("name", files())
 def test_torch_is_loaded_only_where_it_may_be(name: str) -> None:
     part = name.split("/")[0]
-    if name in NEEDS_TORCH or part not in WITHOUT_TORCH | {
-        "targets",
-        "__init__.py",
-        "errors.py",
-        "atomic.py",
-    }:
+    if name in NEEDS_TORCH or part not in WITHOUT_TORCH | {"targets"}:
         return
     for module, at_once in imports(ROOT / name):
         top = module.split(".")[0]
@@ -117,6 +183,7 @@ def run(code: str) -> str:
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert "open_target" in dir(isophase)
     loaded = run(
         """
         import sys, isophase

@@ -13,7 +13,7 @@ from isophase.cli.main import main
 from isophase.cli.repair import _memory
 from isophase.errors import IsophaseError
 from isophase.lab.explain.anatomy import gate_branches, roll
-from isophase.mitigate.repair import RepairSettings, _with_memory, repair
+from isophase.mitigate.repair.run import RepairSettings, _with_memory, repair
 from isophase.mitigate.specs import open_target
 
 SMALL = {"items": 16, "records": 24, "length_tokens": 114}

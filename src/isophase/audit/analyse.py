@@ -26,11 +26,9 @@ from isophase.audit.schema import (
 from isophase.audit.settings import Part, Plan
 from isophase.audit.store import ANSWERS, MANIFEST
 from isophase.errors import IsophaseError
-from isophase.probes import CompletionProbe, Probe, build_probe
-from isophase.probes.completion import SHORTEST_TOKENS
-from isophase.probes.prompt import Tokenizer
+from isophase.probes import SHORTEST_TOKENS, CompletionProbe, Probe, Tokenizer, build_probe
 from isophase.statistics import Assessment, Observations, assess, wilson
-from isophase.targets.base import Answer, AnswerStatus
+from isophase.targets import Answer, AnswerStatus
 
 _TREND_BINS = 8
 

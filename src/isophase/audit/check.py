@@ -11,9 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from isophase.audit.series import SeriesPeriod, series_period
 from isophase.errors import IsophaseError
-from isophase.probes.own import OwnPrompt
-from isophase.probes.prompt import Prompt, Tokenizer
-from isophase.targets.base import Answer, StreamingTarget, Target
+from isophase.probes import OwnPrompt, Prompt, Tokenizer
+from isophase.targets import Answer, StreamingTarget, Target
 
 CheckVerdict = Literal["stable", "sensitive", "inconclusive"]
 

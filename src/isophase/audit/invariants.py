@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pydantic import BaseModel, ConfigDict, Field
 
 from isophase.errors import IsophaseError
-from isophase.targets.base import Target
-from isophase.targets.invariants.outcome import InvariantOutcome, InvariantStatus
-from isophase.targets.invariants.shift import shift_by_stride
+from isophase.targets import Target
+from isophase.targets.invariants import InvariantOutcome, InvariantStatus, shift_by_stride
 
 
 class CheckedInvariant(BaseModel):
@@ -79,16 +78,16 @@ def run_invariants(
 def _outcomes(
     target: Target, stride_tokens: int | None, say: Callable[[str], None]
 ) -> tuple[int, list[InvariantOutcome]]:
-    from isophase.targets.invariants.server import ServerInvariants
-    from isophase.targets.server.target import ServerTarget
+    from isophase.targets.invariants import ServerInvariants
+    from isophase.targets.server import ServerTarget
 
     if isinstance(target, ServerTarget):
         server = ServerInvariants(target, stride_tokens=stride_tokens)
         return server.stride, server.run(say)
     if target.name.startswith("planted:"):
         raise IsophaseError(f"{target.name} reads nothing, so nothing can be checked.", "Give a model or a server.")
-    from isophase.targets.huggingface import HuggingFaceTarget
-    from isophase.targets.invariants.local import LocalInvariants
+    from isophase.targets import HuggingFaceTarget
+    from isophase.targets.invariants import LocalInvariants
 
     if not isinstance(target, HuggingFaceTarget):
         raise IsophaseError(f"{target.name} is neither a model nor a server.", "Give hf:, isophase: or http:.")

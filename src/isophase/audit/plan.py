@@ -14,8 +14,9 @@ from isophase import __version__
 from isophase.audit.settings import AuditSettings, Part, Plan, Role, StrideSource
 from isophase.errors import IsophaseError
 from isophase.probes import Probe, ProbeSettings, Tokenizer, build_probe
+from isophase.specs import base_of
 from isophase.statistics import DEFAULT_PERIODS, detectable_amplitude, fits
-from isophase.targets.base import REPEAT_EVERY, RemoteTarget, Target
+from isophase.targets import REPEAT_EVERY, RemoteTarget, Target
 
 # Whole laps of 2, 3, 4, 6, 8 and 12; the controls 5 and 7 use most of it.
 _WINDOW_TOKENS = 24
@@ -281,7 +282,7 @@ def batches(part: Part, width: int, grouped: bool) -> list[list[int]]:
     answer comes out of the same batch as in an undisturbed run, to the last digit. Variants of one model
     have one order, so that they can share the reading of a batch.
     """
-    model = part.target.partition("|")[0]
+    model = base_of(part.target)
     seed = int.from_bytes(sha256(f"{part.probe.seed} {part.probe.probe} {model}".encode()).digest()[:8])
     rng = np.random.default_rng(seed)
     rows = np.arange(part.first_row, part.first_row + part.rows)

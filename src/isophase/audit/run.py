@@ -32,7 +32,7 @@ from isophase.audit.store import (
 )
 from isophase.errors import IsophaseError
 from isophase.probes import Probe, Prompt, build_probe
-from isophase.targets.base import Answer, SharingTarget, StreamingTarget, Target
+from isophase.targets import Answer, SharingTarget, StreamingTarget, Target
 
 # Answers become durable at least this often; a kill then costs at most this much work.
 _FLUSH_SECONDS = 1.0

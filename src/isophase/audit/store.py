@@ -22,7 +22,7 @@ from pydantic import ValidationError
 from isophase.atomic import write_atomically
 from isophase.audit.settings import PLAN_SCHEMA_VERSION, Plan
 from isophase.errors import IsophaseError
-from isophase.targets.base import Answer, AnswerStatus
+from isophase.targets import Answer, AnswerStatus
 
 PLAN, ANSWERS, MANIFEST = "plan.json", "answers.jsonl", "manifest.json"
 

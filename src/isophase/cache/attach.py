@@ -14,8 +14,10 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from isophase.cache.methods.base import Method
+from isophase.cache.methods.melted import Melted
 from isophase.cache.runtime.attention import SUPPORTED
 from isophase.cache.runtime.heads import HeadGroups
+from isophase.cache.runtime.information import Surprise, logits_of
 from isophase.cache.runtime.layers import CompressedLayer
 from isophase.cache.runtime.rotation import rotation_of
 from isophase.cache.runtime.tokens import Tokens
@@ -35,8 +37,8 @@ class OpenCache(CompressedCache):
         super().__init__(layers, configs, method, tokens)
         self._finalizer: Any = None
 
-    def listen(self, embedding: torch.nn.Module) -> None:
-        """Read the ids that the model embeds."""
+    def listen(self, model: PreTrainedModel) -> None:
+        """Read the ids that the model embeds; for a method that melts, also the states that it ends with."""
         tokens = weakref.ref(self.tokens)
 
         def read(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -44,8 +46,17 @@ class OpenCache(CompressedCache):
             if stream is not None and isinstance(ids, torch.Tensor) and not ids.is_floating_point():
                 stream.pending_BT = ids
 
-        handle = embedding.register_forward_pre_hook(read, with_kwargs=True)
-        self._finalizer = weakref.finalize(self, handle.remove)
+        handles = [model.get_input_embeddings().register_forward_pre_hook(read, with_kwargs=True)]
+        if self.method.melts:
+            cache = weakref.ref(self)
+
+            def ended(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+                own = cache()
+                if own is not None and any(value is own for value in (*args, *kwargs.values())):
+                    own.forward_ended(output[0])
+
+            handles.append(model.get_decoder().register_forward_hook(ended, with_kwargs=True))
+        self._finalizer = weakref.finalize(self, _remove, handles)
 
     def close(self) -> None:
         """Take the hook off the model, where there is one. What was kept can still be read."""
@@ -148,6 +159,13 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
 
     rotate = rotation_of(model, modules[full[0]]) if method.needs_rotation else None
     tokens = Tokens(rule=method.chunk_rule, rotate=rotate)
+    if isinstance(method, Melted):
+        if not any(name.split(".")[-1] == "rotary_emb" for name, _ in model.named_modules()):
+            raise ValueError(
+                f"{name} has no rotary embedding; keys with a position of their own cannot melt. Use ChunkKV or SnapKV"
+            )
+        if method.needs_information:
+            tokens.surprise = Surprise(logits_of(model))
     layers: list[Any] = list(own)
     for ordinal, n in enumerate(full):
         heads = method.head_budgets(ordinal)
@@ -159,8 +177,13 @@ def compress(model: PreTrainedModel, method: Method) -> OpenCache:
     configs = [modules[n].config for n in range(len(own))]
     cache = OpenCache(layers, configs, method, tokens)
     if method.chunk_rule is not None:
-        cache.listen(model.get_input_embeddings())
+        cache.listen(model)
     return cache
+
+
+def _remove(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
 
 
 def _kv_heads(attention: Any) -> int:

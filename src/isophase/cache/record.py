@@ -17,7 +17,7 @@ from isophase.cache.methods.dynamic import hash_rule
 from isophase.cache.methods.full import Full
 from isophase.cache.runtime.heads import HeadGroups
 from isophase.cache.runtime.layers import CompressedLayer
-from isophase.chunking.rules import ChunkRule
+from isophase.chunking import ChunkRule
 
 
 @dataclass(frozen=True, kw_only=True)

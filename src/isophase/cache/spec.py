@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
@@ -16,6 +15,7 @@ from isophase.cache.methods.snapkv import SnapKV
 from isophase.cache.methods.streaming import StreamingLLM
 from isophase.cache.methods.voted import VotedChunkKV
 from isophase.errors import IsophaseError
+from isophase.specs import read_call, refuse_strangers
 
 METHODS: dict[str, type[Method]] = {
     "full": Full,
@@ -26,6 +26,7 @@ METHODS: dict[str, type[Method]] = {
     "dynamic": DynamicChunkKV,
     "merged": MergedChunks,
 }
+EXAMPLE = "chunkkv(budget=128, chunk_tokens=10)"
 RULES = ("delimiters", "hash")
 _RULE_SETTINGS = ("radius_tokens", "max_tokens")
 
@@ -45,7 +46,10 @@ def parse_method(spec: str, decode: Callable[[list[int]], str], vocabulary: int)
     Raises:
         IsophaseError: for an unknown name, an unknown setting, or a value out of range.
     """
-    name, settings = _read(spec)
+    call = read_call(spec, what="cache method", example=EXAMPLE)
+    if call.values:
+        raise IsophaseError(f"cannot read the cache method {spec!r}.", f"Write it like {EXAMPLE}.")
+    name, settings = call.name, dict(call.settings)
     kind = METHODS.get(name)
     if kind is None:
         raise IsophaseError(f"cache method {name!r} is unknown.", f"Give one of {', '.join(METHODS)}.")
@@ -60,9 +64,7 @@ def parse_method(spec: str, decode: Callable[[list[int]], str], vocabulary: int)
             raise IsophaseError(f"{spec!r}: {error}.") from error
         settings["rule"] = made
     known = [f.name for f in fields(kind) if f.init]
-    if strange := next((key for key in settings if key not in known), None):
-        offered = [*known, *(_RULE_SETTINGS if kind is DynamicChunkKV else ())]
-        raise IsophaseError(f"{name} has no setting {strange!r}.", f"It has {', '.join(offered)}.")
+    refuse_strangers(name, settings, [*known, *(_RULE_SETTINGS if kind is DynamicChunkKV else ())])
     wrong = next((f for f in fields(kind) if f.name in settings and not _fits(settings[f.name], f)), None)
     if wrong is not None:
         raise IsophaseError(f"{wrong.name} of {spec!r} is {settings[wrong.name]!r}.", f"It is {wrong.type}.")
@@ -70,31 +72,6 @@ def parse_method(spec: str, decode: Callable[[list[int]], str], vocabulary: int)
         return kind(**settings)
     except ValueError as error:
         raise IsophaseError(f"{spec!r}: {error}.") from error
-
-
-def _read(spec: str) -> tuple[str, dict[str, Any]]:
-    """Name and settings."""
-    problem = IsophaseError(
-        f"cannot read the cache method {spec!r}.", "Write it like chunkkv(budget=128, chunk_tokens=10)."
-    )
-    try:
-        node = ast.parse(spec.strip(), mode="eval").body
-    except (SyntaxError, ValueError):
-        raise problem from None
-    if isinstance(node, ast.Name):
-        return node.id, {}
-    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
-        raise problem
-    settings: dict[str, Any] = {}
-    for keyword in node.keywords:
-        if keyword.arg is None:
-            raise problem
-        try:
-            value = keyword.value.id if isinstance(keyword.value, ast.Name) else ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, SyntaxError):
-            raise problem from None
-        settings[keyword.arg] = value
-    return node.func.id, settings
 
 
 def _whole(value: Any) -> bool:

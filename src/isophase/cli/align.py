@@ -11,10 +11,16 @@ import typer
 
 from isophase.cli import options as opt
 from isophase.errors import IsophaseError
-from isophase.mitigate.align.file import aligned_path, read_text, undo, write_aligned
-from isophase.mitigate.align.formats import format_of
-from isophase.mitigate.align.target import alignment_basis
-from isophase.mitigate.align.text import AlignedText, align_text
+from isophase.mitigate.align import (
+    AlignedText,
+    align_text,
+    aligned_path,
+    alignment_basis,
+    format_of,
+    read_text,
+    undo,
+    write_aligned,
+)
 
 
 def align(

@@ -7,10 +7,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isophase.audit.analyse import build_report
-from isophase.audit.plan import costs
+from isophase.audit import build_report, costs, default_folder, plan_for, run_plan
 from isophase.audit.report import overall_verdict, print_report, render_json
-from isophase.audit.run import default_folder, plan_for, run_plan
 from isophase.cli import options as opt
 from isophase.errors import EXIT_INCONCLUSIVE, EXIT_NONE, EXIT_SENSITIVE, IsophaseError
 

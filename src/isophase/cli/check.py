@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isophase.audit.check import CheckResult, run_check
+from isophase.audit import CheckResult, run_check
 from isophase.cli import options as opt
 from isophase.errors import EXIT_INCONCLUSIVE, EXIT_NONE, EXIT_SENSITIVE, IsophaseError
-from isophase.probes.own import OwnPrompt, read_prompt
+from isophase.probes import OwnPrompt, read_prompt
 
 _EXIT_CODES = {"stable": EXIT_NONE, "sensitive": EXIT_SENSITIVE, "inconclusive": EXIT_INCONCLUSIVE}
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from isophase.audit.compare import compare_runs
+from isophase.audit import compare_runs
 from isophase.cli import options as opt
 
 

@@ -16,9 +16,8 @@ from isophase.cli import options as opt
 from isophase.errors import IsophaseError
 
 if TYPE_CHECKING:
-    from isophase.retrieval.compare.metrics import Estimate
-    from isophase.retrieval.compare.run import Comparison
-    from isophase.retrieval.late.chunker import LateChunker
+    from isophase.retrieval.compare import Comparison, Estimate
+    from isophase.retrieval.late import LateChunker
 
 _DEFAULT = "index"
 
@@ -103,9 +102,8 @@ def index(
     Beside it: isophase embed compare --help, isophase embed export --help.
     """
     _need()
-    from isophase.retrieval.index.documents import list_files
-    from isophase.retrieval.index.tables import build_index
-    from isophase.retrieval.late.allocation import keep_memory_steady
+    from isophase.retrieval.index import build_index, list_files
+    from isophase.retrieval.late import keep_memory_steady
 
     keep_memory_steady()
     files = list_files(docs)
@@ -137,7 +135,7 @@ def export(
 ) -> None:
     """Write an index as Parquet or NumPy."""
     _need()
-    from isophase.retrieval.index.search import Index
+    from isophase.retrieval.index import Index
 
     rows = Index(folder).export(file)
     Console(highlight=False).print(f"{rows:,} rows: {file}", soft_wrap=True, markup=False)
@@ -170,8 +168,8 @@ def compare(
 ) -> None:
     """Which vectors find the answers in your own documents, with intervals, and which to use."""
     _need()
-    from isophase.retrieval.compare.run import compare_rules, read_questions
-    from isophase.retrieval.index.documents import list_files, read_document
+    from isophase.retrieval.compare import compare_rules, read_questions
+    from isophase.retrieval.index import list_files, read_document
 
     read = [read_document(path) for path in list_files(docs)]
     _name_skipped([(d.path, d.skipped) for d in read if d.skipped])
@@ -212,8 +210,7 @@ def _need() -> None:
 def _chunker(
     model: str, rule: str, mode: str, late_weight: float, offsets: int, overlap: int | None, **options: Any
 ) -> LateChunker:
-    from isophase.retrieval.late.chunker import LateChunker
-    from isophase.retrieval.late.rules import parse_rule
+    from isophase.retrieval.late import LateChunker, parse_rule
 
     return LateChunker(
         model, rule=parse_rule(rule), mode=mode, late_weight=late_weight, offsets=offsets, overlap_tokens=overlap,

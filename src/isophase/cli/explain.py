@@ -37,8 +37,8 @@ def explain(
     Measures slot, straddle, anchor and visibility by interventions; the model's files are not changed.
     """
     try:
-        from isophase.lab.explain.page import render_explanation, render_json
-        from isophase.lab.explain.run import explain as run
+        from isophase.lab.explain import explain as run
+        from isophase.lab.explain import render_explanation, render_json
     except ImportError as error:
         raise IsophaseError(
             f"explaining needs torch and transformers, and {error.name} is not installed.",

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from isophase.audit.invariants import run_invariants
+from isophase.audit import run_invariants
 from isophase.cli import options as opt
 from isophase.errors import EXIT_NONE, EXIT_SENSITIVE
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from json import dumps
 
 from isophase.cli import options as opt
-from isophase.models.bundled import bundled_names, memory_words, training_record
+from isophase.models import bundled_names, memory_words, training_record
 
 
 def models(json: opt.Json = None) -> None:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from isophase.cli import options as opt
 from isophase.errors import IsophaseError
-from isophase.probes.lexicon import PROSE
+from isophase.probes import PROSE
 
 
 def needle(
@@ -45,27 +45,23 @@ def needle(
 
     Every prompt is read once and answered with each method. Right means the whole five-digit code.
     """
-    from isophase.needle.settings import parse_lengths
+    from isophase.needle import parse_lengths
 
-    if not model.startswith("hf:") or "|" in model or model == "hf:":
-        raise IsophaseError(f"{model!r} is not a model whose cache can be compressed.", "Give hf:PATH_OR_ID.")
+    read = opt.hugging_face_model(model, use="whose cache can be compressed")
     sizes = parse_lengths(lengths)
     if not 0 < margin < 0.5:
         raise IsophaseError(f"--margin is {margin}; it must lie between 0 and 0.5.", "The usual one is 0.02.")
     text = _read(haystack)
     try:
-        from isophase.needle.prompts import NeedleTask
-        from isophase.needle.report import render_json, summary, write_report
-        from isophase.needle.run import run_needle, settings_for
-        from isophase.needle.summary import summarise
-        from isophase.targets.huggingface import HuggingFaceTarget
+        from isophase.needle import NeedleTask, render_json, run_needle, settings_for, summarise, summary, write_report
+        from isophase.targets import HuggingFaceTarget
     except ImportError as error:
         raise IsophaseError(
             f"needles need torch and transformers, and {error.name} is not installed.",
             "Install them with: pip install 'isophase[torch]'.",
         ) from error
     default = ("full", "snapkv(budget=128, window_tokens=16)", "chunkkv(budget=128)", "dynamic(budget=128)")
-    target = HuggingFaceTarget(model.removeprefix("hf:"), gguf_file=gguf)
+    target = HuggingFaceTarget(read.place, gguf_file=gguf)
     digest = sha256(text.encode()).hexdigest()[:12]
     settings = settings_for(target, tuple(cache or default), sizes, depths, phases, seed, digest)
     name = "".join(c if c.isalnum() or c in "._-" else "-" for c in model.rstrip("/").split("/")[-1])[:40]

@@ -11,14 +11,12 @@ import typer
 from rich.console import Console
 
 from isophase.atomic import write_atomically
-from isophase.audit.plan import OpenTarget
+from isophase.audit import AuditSettings, OpenTarget, Plan, Report, write_error
 from isophase.audit.report import write_report
-from isophase.audit.schema import Report
-from isophase.audit.settings import AuditSettings, Plan
-from isophase.audit.store import write_error
 from isophase.errors import IsophaseError
-from isophase.mitigate.specs import VOTERS, open_target, vote_suffix
+from isophase.mitigate import can_vote, open_target, vote_suffix
 from isophase.probes import PROBE_NAMES, STYLES
+from isophase.specs import Spec, read_spec
 from isophase.targets import SERVER_CHOICES, ServerOptions, Target
 
 DEFAULT_TARGETS = ("isophase:w8s8", "isophase:w4s4", "isophase:keys8", "isophase:hash4")
@@ -121,15 +119,40 @@ def with_variants(
     if not asked:
         return targets
     suffixes = [f"|{method}" for method in caches or []] + [f"|prefill({patterns})" for patterns in prefills or []]
-    kinds: tuple[str, ...] = ("hf:",)
-    option = "--cache compresses hf: targets" if caches else "--prefill is for hf: targets"
+    option, remedy = f"{'--cache compresses' if caches else '--prefill is for'} hf: targets", "Give hf:PATH_OR_ID."
     if votes:
         suffixes = ["" if vote.strip() == "1" else vote_suffix(vote) for vote in votes]
-        kinds, option = VOTERS, "--vote asks models and servers"
-    specs = list(targets or (DEFAULT_TARGETS if votes else ()))
-    if not any(spec.startswith(kinds) for spec in specs):
-        raise IsophaseError(f"{option}, and none is given.", f"Give {' or '.join(f'{kind}...' for kind in kinds)}.")
-    return [spec + suffix for spec in specs for suffix in (suffixes if spec.startswith(kinds) else [""])]
+        option, remedy = "--vote asks models and servers", "Give isophase:NAME, hf:PATH_OR_ID or http://HOST:PORT/v1."
+    takes_it = can_vote if votes else _is_plain_hf
+    specs = [(spec, takes_it(spec)) for spec in targets or (DEFAULT_TARGETS if votes else ())]
+    if not any(takes for _, takes in specs):
+        raise IsophaseError(f"{option}, and none is given.", remedy)
+    return [spec + suffix for spec, takes in specs for suffix in (suffixes if takes else [""])]
+
+
+def _is_plain_hf(spec: str) -> bool:
+    read = read_spec(spec)
+    return read.kind == "hf" and not read.calls
+
+
+def hugging_face_model(spec: str, *, use: str) -> Spec:
+    """The spec of a Hugging Face model as it is, for commands that change how it reads or remembers.
+
+    Args:
+        spec: as the user gave it.
+        use: what for, in the message.
+
+    Raises:
+        IsophaseError: if it is anything else.
+    """
+    problem = IsophaseError(f"{spec!r} is not a model {use}.", "Give hf:PATH_OR_ID.")
+    try:
+        read = read_spec(spec, what="model", places="hf:PATH_OR_ID")
+    except IsophaseError:
+        raise problem from None
+    if read.kind != "hf" or read.calls:
+        raise problem
+    return read
 
 
 def audit_settings(
@@ -201,7 +224,7 @@ def opener(gguf: str | None, server: ServerOptions | None = None) -> OpenTarget:
 
     @cache
     def open_once(spec: str) -> Target:
-        return open_target(spec, gguf_file=gguf if spec.startswith("hf:") else None, server=server)
+        return open_target(spec, gguf_file=gguf if read_spec(spec).kind == "hf" else None, server=server)
 
     return open_once
 
@@ -212,7 +235,7 @@ def opener_of(plan: Plan) -> OpenTarget:
 
     @cache
     def open_once(spec: str) -> Target:
-        gguf = plan.settings.gguf_file if spec.startswith("hf:") else None
+        gguf = plan.settings.gguf_file if read_spec(spec).kind == "hf" else None
         tokenizer = known.get(spec) or plan.settings.tokenizer
         return open_target(spec, gguf_file=gguf, server=ServerOptions(kind=plan.settings.server, tokenizer=tokenizer))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from isophase.audit.plan import make_plan, needs_pilot, outlook
+from isophase.audit import make_plan, needs_pilot, outlook
 from isophase.cli import options as opt
 
 

@@ -30,18 +30,19 @@ def search(
     gguf: opt.Gguf = None,
 ) -> None:
     """Search pattern and size for every layer and head: as much attention as possible within a budget of keys."""
-    if not model.startswith("hf:") or "|" in model or model == "hf:":
-        raise IsophaseError(f"{model!r} is not a model that can be read sparsely.", "Give hf:PATH_OR_ID.")
+    place = opt.hugging_face_model(model, use="that can be read sparsely").place
     words = _read(text)
     if not out.resolve().parent.is_dir():
         raise IsophaseError(f"the folder of {str(out)!r} does not exist.", "Choose another --out.")
     try:
-        from isophase.lab.prefill_search import search_text
+        from isophase.prefill.choose import search_text
+        from isophase.targets import HuggingFaceTarget
     except ImportError as error:
         raise _needs_torch(error) from error
     console = Console(stderr=True)
     with console.status("reading"):
-        found = search_text(model.removeprefix("hf:"), words, tokens, budget=budget, seed=seed, gguf_file=gguf)
+        reader = HuggingFaceTarget(place, gguf_file=gguf)
+        found = search_text(reader, words, tokens, budget=budget, seed=seed, name=place)
     opt.write_json(found.model_dump_json(indent=1) + "\n", out)
     print(f"recall {found.recall():.3f} of attention with {found.density():.3f} of the keys, on {found.tokens} tokens")
     print(f"Patterns: {out}")
@@ -56,7 +57,7 @@ def show(
 ) -> None:
     """Patterns, densities and recall of every head, as a table and a picture."""
     try:
-        from isophase.prefill.picture import draw_densities, head_facts, read_result, summary
+        from isophase.prefill import draw_densities, head_facts, read_result, summary
     except ImportError as error:
         raise _needs_torch(error) from error
     read = read_result(result)

@@ -12,6 +12,7 @@ from rich.console import Console
 from isophase.atomic import write_atomically
 from isophase.cli import options as opt
 from isophase.errors import IsophaseError
+from isophase.specs import model_spec
 
 
 def repair(
@@ -44,7 +45,7 @@ def repair(
     try:
         from isophase.mitigate.repair import METHODS, RepairSettings
         from isophase.mitigate.repair import repair as run
-        from isophase.targets.huggingface import HuggingFaceTarget
+        from isophase.targets import HuggingFaceTarget
     except ImportError as error:
         raise IsophaseError(
             f"a repair needs torch and transformers, and {error.name} is not installed.",
@@ -54,7 +55,7 @@ def repair(
         raise IsophaseError(f"--method {method!r} is unknown.", f"Give {', '.join(METHODS)}.")
     if out.exists() and any(out.iterdir()):
         raise IsophaseError(f"{str(out)!r} is not empty.", "Choose another --out.")
-    spec = model if model.startswith(("hf:", "isophase:")) else f"hf:{model}"
+    spec = model_spec(model).text
     target = opt.opener(None)(spec)
     assert isinstance(target, HuggingFaceTarget)
     settings = RepairSettings(

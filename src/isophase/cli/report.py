@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from isophase.audit.analyse import build_report
+from isophase.audit import build_report, read_plan
 from isophase.audit.report import print_report, render_json
-from isophase.audit.store import read_plan
 from isophase.cli import options as opt
 
 

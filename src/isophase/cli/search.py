@@ -24,7 +24,7 @@ def search(
     try:
         import lancedb  # noqa: F401
 
-        from isophase.retrieval.index.search import Index, render_json
+        from isophase.retrieval.index import Index, render_json
     except ImportError as error:
         raise IsophaseError(
             f"searching needs torch, transformers and lancedb, and {error.name} is not installed.",

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.vote.combine import RULES
-from isophase.mitigate.vote.shifts import DEFAULT_UNIT
+from isophase.mitigate.vote import DEFAULT_UNIT, RULES
 
 
 def serve(
@@ -50,14 +49,14 @@ def serve(
     of them say; the header x-isophase-agreement tells how many agreed. Exit codes: 0 stopped, 2 usage.
     """
     try:
-        from isophase.mitigate.proxy.serve import run_proxy
+        from isophase.mitigate.proxy import run_proxy
     except ImportError as error:
         raise IsophaseError(
             f"isophase serve needs {error.name}, which is not installed.",
             "Install it with: pip install 'isophase[serve]'.",
         ) from error
-    from isophase.mitigate.align.curve import read_curve
-    from isophase.mitigate.proxy.settings import PLACES, POLICIES, ProxySettings, choice, parse_address
+    from isophase.mitigate.align import read_curve
+    from isophase.mitigate.proxy import PLACES, POLICIES, ProxySettings, choice, parse_address
 
     host, port = parse_address(listen)
     accuracy = read_curve(curve) if curve else ()

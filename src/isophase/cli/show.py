@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from isophase.audit.store import read_answers, read_plan
+from isophase.audit import read_answers, read_plan
 from isophase.cli import options as opt
 from isophase.errors import IsophaseError
 from isophase.probes import build_probe

@@ -32,9 +32,7 @@ def sweep(
 ) -> None:
     """Train and audit matched models: one table, one page with all curves."""
     try:
-        from isophase.lab.sweep.cluster import run_on_ray
-        from isophase.lab.sweep.grid import open_folder, read_sweep, run_local
-        from isophase.lab.sweep.report import markdown, write_tables
+        from isophase.lab.sweep import markdown, open_folder, read_sweep, run_local, run_on_ray, write_tables
     except ImportError as error:
         raise IsophaseError(
             f"a sweep needs torch and transformers, and {error.name} is not installed.",

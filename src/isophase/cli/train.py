@@ -38,9 +38,8 @@ def train(
     Over several devices: accelerate launch --num_processes N -m isophase.cli.main train RECIPE --out DIR
     """
     try:
-        from isophase.lab.train.recipe import read_recipe
-        from isophase.lab.train.run import Cadence
-        from isophase.lab.train.run import train as run
+        from isophase.lab.train import Cadence, read_recipe
+        from isophase.lab.train import train as run
     except ImportError as error:
         raise IsophaseError(
             f"training needs torch and transformers, and {error.name} is not installed.",

@@ -1,30 +1,37 @@
-"""Specs of targets, those that vote included: `hf:DIR|vote(8)`, `http://HOST:PORT/v1#MODEL|vote(8)`.
+"""Targets by their specs, those that vote included: `hf:DIR|vote(8)`, `http://HOST:PORT/v1#MODEL|vote(0:8, majority)`.
 
-Torch is imported only where a target needs it.
+The grammar is that of `isophase.specs`. Torch is imported only where a target needs it.
 """
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, cast
 
 from isophase.errors import IsophaseError
 from isophase.mitigate.vote.combine import RULES, Rule
-from isophase.mitigate.vote.shifts import choose_shifts, neutral_ids
+from isophase.mitigate.vote.shifts import choose_shifts
+from isophase.specs import read_call, read_spec
 from isophase.targets import ServerOptions, Target
 from isophase.targets import open_target as open_plain
 
 if TYPE_CHECKING:
     from isophase.mitigate.vote.local import VotedTarget
-    from isophase.targets.huggingface import HuggingFaceTarget
+    from isophase.targets import HuggingFaceTarget
 
-__all__ = ["VOTERS", "neutral_ids", "open_target", "vote_suffix", "with_vote"]
+__all__ = ["can_vote", "open_target", "vote_suffix", "with_vote"]
 
-_SPEC = re.compile(r"(?P<base>.*)\|vote\((?P<shifts>[0-9:]+)(?:, (?P<rule>[a-z-]+))?\)")
 _DEFAULT_RULE = "mean-probability"
-_LOCAL, _SERVERS = ("hf:", "isophase:"), ("http://", "https://")
-VOTERS = (*_LOCAL, *_SERVERS)
-"""How specs begin of targets that can vote."""
+_EXAMPLE = "vote(8), or vote(0:8:16, majority)"
+
+
+def can_vote(spec: str) -> bool:
+    """Whether what a spec names can vote: a model as it is, or a server.
+
+    Raises:
+        IsophaseError: for an unknown kind.
+    """
+    read = read_spec(spec)
+    return not read.calls and read.kind != "planted"
 
 
 def vote_suffix(text: str) -> str:
@@ -58,19 +65,19 @@ def open_target(spec: str, *, gguf_file: str | None = None, server: ServerOption
     Raises:
         IsophaseError: as there; for a vote of something that cannot, or impossible shifts.
     """
-    found = _SPEC.fullmatch(spec)
-    if found is None:
+    read = read_spec(spec)
+    if not any(_is_vote(call) for call in read.calls):
         return open_plain(spec, gguf_file=gguf_file, server=server)
-    base = found["base"]
-    if not base.startswith(VOTERS) or "|" in base:
-        raise IsophaseError(f"{base!r} cannot vote.", "Vote with isophase:NAME, hf:PATH_OR_ID or http://HOST:PORT/v1.")
-    if base.startswith(_SERVERS):
+    if len(read.calls) > 1 or read.kind == "planted":
+        asked = spec.removesuffix("|" + read.calls[-1])
+        raise IsophaseError(f"{asked!r} cannot vote.", "Vote with isophase:NAME, hf:PATH_OR_ID or http://HOST:PORT/v1.")
+    if read.kind == "server":
         from isophase.mitigate.vote.server import VotedServerTarget
 
-        shifts, rule = _read_vote(spec)
-        return VotedServerTarget(base, name=spec, shifts=shifts, rule=rule, options=server or ServerOptions())
-    inner = cast("HuggingFaceTarget", open_plain(base, gguf_file=gguf_file))
-    return with_vote(inner, spec.removeprefix(base))
+        shifts, rule = _read_vote(read.calls[0])
+        return VotedServerTarget(read.base, name=spec, shifts=shifts, rule=rule, options=server or ServerOptions())
+    inner = cast("HuggingFaceTarget", open_plain(read.base, gguf_file=gguf_file))
+    return with_vote(inner, spec.removeprefix(read.base))
 
 
 def with_vote(inner: HuggingFaceTarget, suffix: str) -> VotedTarget:
@@ -83,7 +90,7 @@ def with_vote(inner: HuggingFaceTarget, suffix: str) -> VotedTarget:
     Raises:
         IsophaseError: for impossible shifts.
     """
-    shifts, rule = _read_vote(inner.name + suffix)
+    shifts, rule = _read_vote(suffix.removeprefix("|"))
     if len(shifts) == 1:
         strides = [grid.stride_tokens for grid in inner.grids if grid.kind == "payload"]
         shifts = choose_shifts(strides or shifts, shifts[0])
@@ -92,17 +99,22 @@ def with_vote(inner: HuggingFaceTarget, suffix: str) -> VotedTarget:
     return VotedTarget(inner, name=inner.name + suffix, shifts=shifts, rule=rule or _DEFAULT_RULE)
 
 
-def _read_vote(spec: str) -> tuple[tuple[int, ...], Rule | None]:
+def _is_vote(call: str) -> bool:
+    return call.partition("(")[0].strip() == "vote"
+
+
+def _read_vote(text: str) -> tuple[tuple[int, ...], Rule | None]:
     """Shifts of a vote, or their number alone, and its rule where one is named.
 
     Raises:
         IsophaseError: for shifts or a rule that cannot be.
     """
-    found = _SPEC.fullmatch(spec)
-    assert found is not None
-    shifts, rule = tuple(int(part) for part in found["shifts"].split(":")), found["rule"]
-    listed = len(shifts) > 1
-    wrong = (shifts[0] != 0 or len(set(shifts)) < len(shifts)) if listed else shifts[0] < 1
+    call = read_call(text, what="vote", example=_EXAMPLE)
+    numbers = str(call.values[0]).split(":") if call.values else []
+    if call.settings or not 1 <= len(call.values) <= 2 or not all(part.isdecimal() for part in numbers):
+        raise IsophaseError(f"cannot read the vote {text!r}.", f"Write it like {_EXAMPLE}.")
+    shifts, rule = tuple(map(int, numbers)), call.values[1] if len(call.values) == 2 else None
+    wrong = (shifts[0] != 0 or len(set(shifts)) < len(shifts)) if len(shifts) > 1 else shifts[0] < 1
     if wrong or rule not in (None, *RULES):
-        raise IsophaseError(f"{spec}: shifts must be different and begin with 0.", f"Rules are {', '.join(RULES)}.")
+        raise IsophaseError(f"{text}: shifts must be different and begin with 0.", f"Rules are {', '.join(RULES)}.")
     return shifts, cast("Rule | None", rule)

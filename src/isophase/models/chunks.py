@@ -12,19 +12,21 @@ from typing import NamedTuple
 
 import torch
 
-from isophase.chunking.layout import NEVER, ChunkLayout
-from isophase.chunking.packing import PackedPlan, pack
-from isophase.chunking.rules import (
+from isophase.chunking import (
+    NEVER,
+    ChunkLayout,
     ChunkRule,
     FixedStride,
     LocalMaximum,
     NeighbourCosine,
+    PackedPlan,
     RuleState,
     Score,
     StackedScores,
     Threshold,
     TokenHash,
     TokenRanks,
+    pack,
 )
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.router import BoundaryRouter, RouterScore, confidence

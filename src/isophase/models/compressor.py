@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from isophase.chunking.layout import ChunkLayout
-from isophase.chunking.packing import PackedPlan, segment_softmax, segment_sum
+from isophase.chunking import ChunkLayout, PackedPlan, segment_softmax, segment_sum
 from isophase.models.chunks import LayerChunks
 from isophase.models.config import CompressedQwen3Config
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from transformers import Qwen3Config
 
-from isophase.chunking.layout import FixedGrid
+from isophase.chunking import FixedGrid
 
 _CHOICES = {
     "chunk_rule": ("fixed", "local_maximum", "threshold"),

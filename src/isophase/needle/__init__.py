@@ -1,1 +1,28 @@
 """A fact in a long text: lengths by depths by phases, for several cache methods on one reading."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isophase.lazy import lazily
+
+if TYPE_CHECKING:
+    from isophase.needle.prompts import NeedleTask
+    from isophase.needle.report import render_json, summary, write_report
+    from isophase.needle.run import run_needle, settings_for
+    from isophase.needle.settings import NeedleSettings, parse_lengths
+    from isophase.needle.summary import summarise
+
+__all__ = [
+    "NeedleSettings",
+    "NeedleTask",
+    "parse_lengths",
+    "render_json",
+    "run_needle",
+    "settings_for",
+    "summarise",
+    "summary",
+    "write_report",
+]
+
+__getattr__, __dir__ = lazily(__name__, __file__)

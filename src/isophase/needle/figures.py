@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from markupsafe import Markup
 
-from isophase.audit.report.svg import Plot, cell_path
+from isophase.audit.report import Plot, cell_path
 from isophase.needle.summary import MethodResult, NeedleResult, Share
 
 _CELL_PX = 26

@@ -8,8 +8,7 @@ import numpy as np
 
 from isophase.errors import IsophaseError
 from isophase.needle.settings import NeedleSettings
-from isophase.probes.prompt import Tokenizer
-from isophase.probes.vocabulary import Ids, has_closed_vocabulary, piece_ids
+from isophase.probes import Ids, Tokenizer, has_closed_vocabulary, piece_ids
 
 NEEDLE = " The secret number of London is"
 QUESTION = "\nQuestion: What is the secret number of London?\nAnswer: The secret number of London is"

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from isophase.atomic import write_atomically
-from isophase.audit.report import words
-from isophase.audit.store import write_error
+from isophase.audit import write_error
+from isophase.audit.report import page_templates
 from isophase.needle.figures import bounds, heat_map, percent, phase_bars
 from isophase.needle.summary import NeedleResult
 
@@ -27,16 +25,7 @@ def render_json(result: NeedleResult) -> str:
 
 def render_html(result: NeedleResult) -> str:
     """The result as one page without scripts or outside resources; equal results give equal bytes."""
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("isophase.needle", "."), PackageLoader("isophase.audit.report", ".")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: (
-            words.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
-    )
+    environment = page_templates("isophase.needle")
     return environment.get_template("needle.html.j2").render(
         result=result, percent=percent, bounds=bounds, heat_map=heat_map, phase_bars=phase_bars
     )

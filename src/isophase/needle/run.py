@@ -12,14 +12,13 @@ from pathlib import Path
 import torch
 
 from isophase import __version__
-from isophase.cache import Method, Record, compress, compressed
-from isophase.cache.spec import parse_method
+from isophase.cache import Method, Record, compress, compressed, parse_method
 from isophase.errors import IsophaseError
-from isophase.models.compat import cache_argument
+from isophase.models import cache_argument
 from isophase.needle.prompts import NEEDLE, QUESTION, NeedlePrompt, NeedleTask
 from isophase.needle.settings import NeedleSettings
 from isophase.needle.store import NeedleAnswer, NeedleFolder
-from isophase.targets.huggingface import HuggingFaceTarget
+from isophase.targets import HuggingFaceTarget
 
 
 def settings_for(

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from isophase.atomic import write_atomically
-from isophase.audit.store import ANSWERS, AnswersFile, write_error
+from isophase.audit import ANSWERS, AnswersFile, write_error
 from isophase.errors import IsophaseError
 from isophase.needle.settings import NeedleSettings
 

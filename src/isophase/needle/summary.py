@@ -9,9 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from isophase.needle.settings import NeedleSettings
 from isophase.needle.store import NeedleAnswer
-from isophase.statistics import Observations, wilson
-from isophase.statistics.observations import FloatArray, IntArray
-from isophase.statistics.verdict import assess
+from isophase.statistics import FloatArray, IntArray, Observations, assess, wilson
 
 MARGIN = 0.02
 

@@ -40,10 +40,11 @@ from isophase.statistics.intervals import (
     ResidueTable,
     accuracy_interval,
     cross_fitted_gap,
+    gap_draws,
     table_by_residue,
     wilson,
 )
-from isophase.statistics.observations import Observations
+from isophase.statistics.observations import FloatArray, IntArray, Observations
 from isophase.statistics.paired import PairedContrast, paired_contrast
 from isophase.statistics.power import (
     detectable_amplitude,
@@ -70,7 +71,9 @@ __all__ = [
     "Assessment",
     "BoundaryContrast",
     "CountSummary",
+    "FloatArray",
     "Gap",
+    "IntArray",
     "MinP",
     "Observations",
     "PairedContrast",
@@ -96,6 +99,7 @@ __all__ = [
     "estimate_amplitude",
     "extend_period",
     "fits",
+    "gap_draws",
     "harmonic_amplitude",
     "harmonic_shares",
     "harmonic_sums",

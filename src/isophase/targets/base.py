@@ -8,7 +8,7 @@ from typing import Literal, Protocol, get_args, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict
 
-from isophase.probes.prompt import Prompt, Tokenizer
+from isophase.probes import Prompt, Tokenizer
 from isophase.targets.strides import Grid
 
 REPEAT_EVERY = 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isophase.errors import IsophaseError
-from isophase.models.bundled import bundled_folder, bundled_names, training_record
+from isophase.models import bundled_folder, bundled_names, training_record
 from isophase.targets.base import TargetDefaults
 from isophase.targets.huggingface import HuggingFaceTarget
 

@@ -5,7 +5,6 @@ Legend: B prompts of one batch, T tokens, A answer tokens, V vocabulary.
 
 from __future__ import annotations
 
-from hashlib import sha256
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
@@ -13,12 +12,12 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from isophase.cache import ChunkKV, Method, OpenCache, Record, compress, compressed
-from isophase.cache.spec import parse_method
+from isophase.cache import ChunkKV, Method, OpenCache, Record, compress, compressed, parse_method
 from isophase.errors import IsophaseError
-from isophase.models.compat import cache_argument
-from isophase.probes.prompt import Prompt
-from isophase.targets.huggingface import HuggingFaceTarget, load_part
+from isophase.models import cache_argument
+from isophase.probes import Prompt
+from isophase.targets.huggingface import load_part
+from isophase.targets.modified import ModifiedTarget
 from isophase.targets.strides import Grid
 
 # Methods are compared on one model: its weights are loaded once. Weak: the last target takes them along.
@@ -27,12 +26,12 @@ _models: WeakValueDictionary[tuple[str, ...], PreTrainedModel] = WeakValueDictio
 _read: WeakKeyDictionary[PreTrainedModel, tuple[torch.Tensor, OpenCache]] = WeakKeyDictionary()
 
 
-class CompressedTarget(HuggingFaceTarget):
+class CompressedTarget(ModifiedTarget):
     """Reads each prompt but for its last token, compresses, and answers from what was kept.
 
     The last token is read after compression: otherwise the first answer token would still come from the full
     attention of the prompt, and answers of one token would not touch the cache at all. Prompts are read whole, each
-    by itself: what is kept of a shared beginning depends on how the prompt ends. Targets of one model that are asked
+    by itself. Targets of one model that are asked
     the same prompts one after another share the reading, which full attention does whatever the method.
 
     Args:
@@ -45,20 +44,12 @@ class CompressedTarget(HuggingFaceTarget):
     """
 
     def __init__(self, path: str, *, cache: str, **kwargs: Any) -> None:
-        super().__init__(path, **kwargs)
-        self.name = f"hf:{path}|{cache}"
+        super().__init__(path, call=cache, fact="cache", told=cache, **kwargs)
         vocabulary = len(load_part(AutoTokenizer, path, "tokenizer", **self._extra))
         self.method: Method = parse_method(cache, self.tokenizer.decode, vocabulary)
-        self.cache_spec = cache
-
-    @property
-    def grids(self) -> list[Grid]:
-        """The grid of the method, then those of the model."""
-        method = self.method_or_none()
-        own = []
-        if isinstance(method, ChunkKV) and method.chunk_tokens > 1:
-            own = [Grid(stride_tokens=method.chunk_tokens, kind="payload", setting="chunk_tokens of the cache")]
-        return own + super().grids
+        stride = self.method.chunk_tokens if isinstance(self.method, ChunkKV) else 1
+        if stride > 1:
+            self.added_grids = [Grid(stride_tokens=stride, kind="payload", setting="chunk_tokens of the cache")]
 
     @property
     def model(self) -> PreTrainedModel:
@@ -67,10 +58,6 @@ class CompressedTarget(HuggingFaceTarget):
             self._model = _models.get(self._key) or super().model
             _models[self._key] = self._model
         return self._model
-
-    def method_or_none(self) -> Method | None:
-        """The method; None while the model's own defaults are being worked out."""
-        return getattr(self, "method", None)
 
     @property
     def reading(self) -> str:
@@ -101,19 +88,6 @@ class CompressedTarget(HuggingFaceTarget):
             self._forward(ids_BT, 1, use_cache=True, **cache_argument(read))
         _read[self.model] = ids_BT, read
         return read
-
-    def fingerprint(self) -> str:
-        """Digest of the model and the method."""
-        return sha256(f"{super().fingerprint()} {self.cache_spec}".encode()).hexdigest()[:16]
-
-    def describe(self) -> dict[str, Any]:
-        """Facts for the manifest."""
-        return {**super().describe(), "cache": self.cache_spec}
-
-    def _may_share(self, group: list[Prompt]) -> bool:
-        """Never: what is kept of a common beginning depends on how each prompt ends."""
-        self._shares_prefix = False
-        return False
 
     def _logits(self, group: list[Prompt], answers: list[tuple[int, ...]], *, share: bool) -> torch.Tensor:
         """Logits that predict each answer token, [B, A, V]."""

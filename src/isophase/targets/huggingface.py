@@ -23,8 +23,8 @@ from transformers.utils import logging as transformers_logging
 
 import isophase.models.qwen3  # noqa: F401  registers our models with AutoModelForCausalLM
 from isophase.errors import IsophaseError
-from isophase.models.compat import cache_argument, cache_of
-from isophase.probes.prompt import Prompt
+from isophase.models import cache_argument, cache_of
+from isophase.probes import Prompt
 from isophase.targets.base import Answer, TargetDefaults
 from isophase.targets.strides import Grid, grids_of
 

@@ -10,9 +10,8 @@ from functools import cached_property
 from typing import Literal, get_args, get_type_hints
 
 from isophase.errors import IsophaseError
-from isophase.probes.lexicon import KEYS, VALUES
-from isophase.probes.pairs import PAD_ID, WORDS, WORDS_PER_CLASS
-from isophase.probes.prompt import Prompt
+from isophase.probes import KEYS, PAD_ID, VALUES, WORDS, WORDS_PER_CLASS, Prompt
+from isophase.specs import read_settings
 from isophase.targets.base import Answer, TargetDefaults
 from isophase.targets.strides import Grid
 
@@ -122,19 +121,12 @@ class PlantedTarget:
         known = {field.name: field.name for field in fields(cls) if field.name not in _SPEC_NAMES.values()}
         known |= _SPEC_NAMES
         chosen: dict[str, int | float | str] = {}
-        for part in filter(None, (part.strip() for part in spec.removeprefix(SCHEME).split(","))):
-            key, _, text = (side.strip() for side in part.partition("="))
-            if key not in known or not text:
-                raise IsophaseError(
-                    f"{SCHEME} cannot read {part!r}.", f"Write key=value with keys from: {', '.join(known)}."
-                )
-            field_name = known[key]
-            if field_name in chosen:
-                raise IsophaseError(f"{SCHEME} {key} is given twice.", "Give it once.")
-            kind = hints[field_name]
+        given = read_settings(spec.removeprefix(SCHEME), known=list(known), what=SCHEME)
+        for key, text in given.items():
+            kind = hints[known[key]]
             convert = kind if kind in (int, float) else str
             try:
-                chosen[field_name] = convert(text)
+                chosen[known[key]] = convert(text)
             except ValueError:
                 noun = "a whole number" if convert is int else "a number"
                 raise IsophaseError(f"{SCHEME} {key}={text} is not {noun}.", f"Write {noun}.") from None

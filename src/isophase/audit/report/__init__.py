@@ -5,12 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 
 from isophase.atomic import write_atomically
+from isophase.audit.report.figures import DIAMOND, MOST_BARS, TRIANGLE, Figure, bar_place, tick_step
 from isophase.audit.report.html import render_html
+from isophase.audit.report.pages import page_templates
+from isophase.audit.report.svg import Plot, cell_path, nice_ticks
 from isophase.audit.report.terminal import print_report
-from isophase.audit.report.words import overall_verdict
+from isophase.audit.report.words import MISSING, interval, number, overall_verdict, phase_list
 from isophase.audit.schema import Report
 
-__all__ = ["overall_verdict", "print_report", "render_html", "render_json", "write_report"]
+__all__ = [
+    "DIAMOND",
+    "MISSING",
+    "MOST_BARS",
+    "TRIANGLE",
+    "Figure",
+    "Plot",
+    "bar_place",
+    "cell_path",
+    "interval",
+    "nice_ticks",
+    "number",
+    "overall_verdict",
+    "page_templates",
+    "phase_list",
+    "print_report",
+    "render_html",
+    "render_json",
+    "tick_step",
+    "write_report",
+]
 
 
 def render_json(report: Report) -> str:

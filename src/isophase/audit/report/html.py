@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from jinja2 import Environment
 
 from isophase.audit.report import figures, grids, votes, words
 from isophase.audit.report.figures import Figure
 from isophase.audit.report.fold import control_for
+from isophase.audit.report.pages import page_templates
 from isophase.audit.schema import Finding, Report
 
 LONG_HEADLINE = 150  # characters; beyond it smaller type keeps the verdict on a phone's first screen
@@ -45,24 +45,12 @@ def render_html(report: Report) -> str:
 
 
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("isophase.audit.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=_finalize,
-    )
+    environment = page_templates()
     environment.filters.update(
         num=_typeset(words.number), ci=_typeset(words.interval), p=_typeset(words.p_value), count=words.count
     )
     environment.globals.update(words=words, phases_strip=figures.phases_strip)
     return environment
-
-
-def _finalize(value: object) -> object:
-    """Foreign text loses its control characters; our own markup passes."""
-    return words.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _typeset(function: Any) -> Any:

@@ -12,7 +12,7 @@ from fractions import Fraction
 import torch
 
 from isophase.cache.methods.scene import Entries, Scene
-from isophase.chunking.rules import ChunkRule
+from isophase.chunking import ChunkRule
 
 __all__ = ["Method"]
 
@@ -83,6 +83,16 @@ class Method:
     @property
     def records(self) -> bool:
         """Whether the newest queries are kept for compression later."""
+        return False
+
+    @property
+    def melts(self) -> bool:
+        """Whether tokens become entries together, after the whole forward pass, instead of being dropped by layer."""
+        return False
+
+    @property
+    def needs_attention(self) -> bool:
+        """Whether attention received is taken down while a part is read."""
         return False
 
     @property

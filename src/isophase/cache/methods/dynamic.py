@@ -13,7 +13,7 @@ import torch
 from isophase.cache.methods.base import Method
 from isophase.cache.methods.chunkkv import Average, chunk_scores, votes_by_kv_head
 from isophase.cache.methods.scene import Scene
-from isophase.chunking.rules import ChunkRule, LocalMaximum, RuleState, TokenHash, TokenRanks
+from isophase.chunking import ChunkRule, LocalMaximum, RuleState, TokenHash, TokenRanks
 
 _LINE_END, _SENTENCE_END, _PAUSE = 3, 2, 1
 

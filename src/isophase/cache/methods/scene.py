@@ -25,12 +25,14 @@ class Entries:
         values_BKED: the values.
         positions_BKE: place in the padded input, long; -1 where a row has no entry.
         counts_BKE: tokens merged into each entry, float32; None where every entry is one token.
+        worth_BKE: what each is worth to a memory that melts, float32; None elsewhere.
     """
 
     keys_BKED: torch.Tensor
     values_BKED: torch.Tensor
     positions_BKE: torch.Tensor
     counts_BKE: torch.Tensor | None = None
+    worth_BKE: torch.Tensor | None = None
 
     def take(self, index_BKN: torch.Tensor) -> Entries:
         """The entries at `index_BKN` (long; -1 gives an empty place)."""
@@ -42,6 +44,7 @@ class Entries:
             values_BKED=self.values_BKED.gather(2, wide_value),
             positions_BKE=self.positions_BKE.gather(2, place).masked_fill(index_BKN < 0, -1),
             counts_BKE=None if self.counts_BKE is None else self.counts_BKE.gather(2, place),
+            worth_BKE=None if self.worth_BKE is None else self.worth_BKE.gather(2, place),
         )
 
 

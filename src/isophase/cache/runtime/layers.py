@@ -12,11 +12,15 @@ import torch
 from transformers.cache_utils import DynamicLayer
 
 from isophase.cache.methods.base import Method
+from isophase.cache.methods.melted import Melted
 from isophase.cache.methods.scene import Entries, Scene
 from isophase.cache.runtime.attention import query_heads
+from isophase.cache.runtime.melting import Melting, melt, received, sampled
 from isophase.cache.runtime.tokens import Tokens
 
-ROW_STATES = ("keys", "values", "positions_BKP", "counts_BKP", "recent_BHWD", "recent_positions_BW")
+ROW_STATES = (
+    "keys", "values", "positions_BKP", "counts_BKP", "worth_BKP", "attention_BKE", "recent_BHWD", "recent_positions_BW",
+)  # fmt: skip
 NO_ROLLBACK = (
     "a compressed cache cannot be cropped: dropped tokens do not come back. Assisted generation and prompt lookup roll "
     "the cache back; leave out assistant_model, assistant_early_exit and prompt_lookup_num_tokens (plain generation), "
@@ -54,6 +58,8 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         self.extra: dict[str, Any] = {}  # of the last attention call: scaling, softcap, sinks
         self.positions_BKP: torch.Tensor | None = None  # int32; -1 for an empty place
         self.counts_BKP: torch.Tensor | None = None  # float32; only where entries were merged
+        self.worth_BKP: torch.Tensor | None = None  # float32; only where entries melt
+        self.attention_BKE: torch.Tensor | None = None  # received by what is held; until it is melted
         self.recent_BHWD: torch.Tensor | None = None  # only where decoding compresses
         self.recent_positions_BW: torch.Tensor | None = None
 
@@ -185,6 +191,10 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         queries, positions = self._voters(query_BHTD)
         if keeps_queries:
             self.recent_BHWD, self.recent_positions_BW = queries, positions
+        if self.method.melts:
+            if due and self.method.needs_attention:
+                self._look(query_BHTD, queries, positions)
+            return
         if due and self.method.compresses:
             self._compress(queries, positions)
 
@@ -228,6 +238,59 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         wide = order[:, None, :, None].expand(-1, heads, -1, width)
         return queries.gather(2, wide), positions.gather(1, order)
 
+    def _look(self, query_BHTD: torch.Tensor, newest_BHWD: torch.Tensor, newest_BW: torch.Tensor) -> None:
+        """Take down who received attention, from queries of this part; while decoding, from the newest ones."""
+        new = query_BHTD.shape[2]
+        queries, positions = newest_BHWD, newest_BW
+        if new > 1:
+            at = sampled(new, query_BHTD.device)
+            queries, positions = query_BHTD[:, :, at], (at + self.cumulative_length - new).expand(len(query_BHTD), -1)
+            if (real := self._real()) is not None:
+                positions = positions.masked_fill(~real.gather(1, positions), -1)
+        held = Entries(
+            keys_BKED=self.keys, values_BKED=self.values, positions_BKE=self._places(), counts_BKE=self.counts()
+        )  # fmt: skip
+        self.attention_BKE = received(
+            queries, positions, held, self._scaling(), self.extra.get("softcap"), self.extra.get("s_aux")
+        )
+
+    def _places(self) -> torch.Tensor:
+        """As `positions`; pads are empty places."""
+        positions = self.positions()
+        if (real := self._real()) is None:
+            return positions
+        at = real[:, None].expand(-1, positions.shape[1], -1).gather(2, positions.clamp(min=0))
+        return positions.masked_fill(~at, -1)
+
+    def _scaling(self) -> float:
+        return float(self.extra.get("scaling") or self.keys.shape[-1] ** -0.5)
+
+    def melt(self, melting: Melting) -> None:
+        """Let what has left the window melt, after a forward pass."""
+        self.compressed_at = self.cumulative_length
+        method, positions = self.method, self.positions()
+        assert isinstance(method, Melted)
+        known = 0 if self.worth_BKP is None else self.worth_BKP.shape[2]
+        if melting.information_BL is None:
+            information = torch.zeros(positions.shape, device=positions.device)
+        else:
+            information = melting.by_place(melting.information_BL, positions)
+        worth = method.worth_of(information, self.attention_BKE)
+        if self.worth_BKP is not None:
+            worth = torch.cat([self.worth_BKP, worth[..., known:]], dim=2)
+        self.attention_BKE = None
+        old = self._aligned(self._real(), worth)
+        made = melt(old, method, melting)
+        if made is old and self.positions_BKP is None:
+            return  # nothing has melted yet: the model's own cache
+        self._take_over(made)
+
+    def _take_over(self, made: Entries) -> None:
+        self.keys, self.values = made.keys_BKED, made.values_BKED
+        self.positions_BKP = made.positions_BKE.to(torch.int32)
+        self.counts_BKP, self.worth_BKP = made.counts_BKE, made.worth_BKE
+        self._has_empty = bool((made.positions_BKE < 0).any())
+
     def _real(self) -> torch.Tensor | None:
         """Which inputs are tokens, all of them so far; None where all are."""
         real = self.tokens.real_BL
@@ -240,7 +303,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         self.compressed_at = logical  # also where nothing is dropped: the interval must not depend on batch-mates
         real = self._real()
         tokens_B = [logical] * rows if real is None else real.sum(1).tolist()
-        budgets = [method.entries(int(n), self.ordinal, self._entry_bytes()) for n in tokens_B]
+        budgets = [method.entries(int(n), self.ordinal, self.entry_bytes()) for n in tokens_B]
         entries = self._aligned(real)
         held = entries.positions_BKE.shape[2]
         if held <= min(budgets):
@@ -254,7 +317,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
                 entries=entries,
                 queries_BHWD=queries,
                 query_positions_BW=query_positions,
-                scaling=float(self.extra.get("scaling") or self.keys.shape[-1] ** -0.5),
+                scaling=self._scaling(),
                 softcap=self.extra.get("softcap"),
                 sinks_H=self.extra.get("s_aux"),
                 budget_B=torch.tensor(budgets, device=device),
@@ -266,16 +329,14 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
             kept, index = method.compress(scene)
             if index is not None and method.reuse_layers > 1:
                 self.tokens.reused[group] = index
-        self.keys, self.values = kept.keys_BKED, kept.values_BKED
-        self.positions_BKP = kept.positions_BKE.to(torch.int32)
-        self.counts_BKP = kept.counts_BKE
-        self._has_empty = real is not None and bool((kept.positions_BKE < 0).any())
+        self._take_over(kept)
 
-    def _aligned(self, real: torch.Tensor | None) -> Entries:
+    def _aligned(self, real: torch.Tensor | None, worth: torch.Tensor | None = None) -> Entries:
         """Everything held, without padding, right-aligned."""
         positions = self.positions()
         entries = Entries(
-            keys_BKED=self.keys, values_BKED=self.values, positions_BKE=positions, counts_BKE=self.counts()
+            keys_BKED=self.keys, values_BKED=self.values, positions_BKE=positions, counts_BKE=self.counts(),
+            worth_BKE=worth,
         )  # fmt: skip
         if real is None:
             return entries
@@ -284,7 +345,7 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         order = at.long().argsort(dim=-1, stable=True)[..., -most:]
         return entries.take(order.masked_fill(~at.gather(2, order), -1))
 
-    def _entry_bytes(self) -> int:
+    def entry_bytes(self) -> int:
         """Bytes of one entry in every KV head of every compressed layer."""
         width = self.keys.shape[-1] + self.values.shape[-1]
         return int(self.keys.shape[1] * width * self.keys.element_size() * self.compressed_layers)

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from isophase.chunking.rules import ChunkRule
+from isophase.cache.runtime.information import Surprise
+from isophase.chunking import ChunkRule
 
 
 @dataclass(eq=False)
@@ -25,6 +26,9 @@ class Tokens:
         pending_BT: ids that the model has begun to read.
         reused: choices [B, K, N] of this call by number of the group of layers and first KV head.
         chunks_BL: chunk of each input, kept for the layers of one call.
+        surprise: tells what tokens say, for memories that melt by it; else None.
+        information_BL: what each input said, nats.
+        decided_B: tokens of each row that have melted or were left alone for good.
     """
 
     rule: ChunkRule | None = None
@@ -34,16 +38,26 @@ class Tokens:
     pending_BT: torch.Tensor | None = None
     reused: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
     chunks_BL: torch.Tensor | None = None
+    surprise: Surprise | None = None
+    information_BL: torch.Tensor | None = None
+    decided_B: torch.Tensor | None = None
 
     def reset(self) -> None:
         """Forget everything read."""
         self.real_BL = self.ids_BL = self.pending_BT = self.chunks_BL = None
+        self.information_BL = self.decided_B = None
+        if self.surprise is not None:
+            self.surprise.reset()
         self.reused.clear()
 
     def select(self, choose: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Apply a change of rows."""
-        self.real_BL = None if self.real_BL is None else choose(self.real_BL)
-        self.ids_BL = None if self.ids_BL is None else choose(self.ids_BL)
+        for name in ("real_BL", "ids_BL", "information_BL", "decided_B"):
+            tensor = getattr(self, name)
+            if tensor is not None:
+                setattr(self, name, choose(tensor))
+        if self.surprise is not None:
+            self.surprise.select(choose)
 
     def begin(self, rows: int, length: int) -> None:
         """The first layer has received `length` new inputs.
@@ -83,6 +97,16 @@ class Tokens:
         real = last if last.dtype == torch.bool else last > torch.finfo(last.dtype).min / 2
         real = real.expand(rows, -1)
         self.real_BL = None if bool(real.all()) else real
+
+    def hear(self, hidden_BTD: torch.Tensor) -> None:
+        """Take down what the newest tokens said, from the states behind them."""
+        if self.surprise is None:
+            return
+        assert self.ids_BL is not None
+        new = hidden_BTD.shape[1]
+        real = None if self.real_BL is None else self.real_BL[:, -new:]
+        said = self.surprise.read(hidden_BTD, self.ids_BL[:, -new:], real)
+        self.information_BL = said if self.information_BL is None else torch.cat([self.information_BL, said], dim=1)
 
     def index_BL(self, rows: int, logical: int, device: torch.device) -> torch.Tensor:
         """Which of its row's tokens each input is, from 0; pads count as the token before them."""

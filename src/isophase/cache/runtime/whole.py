@@ -13,9 +13,11 @@ import torch
 from transformers.cache_utils import Cache
 
 from isophase.cache.methods.base import Method
+from isophase.cache.methods.melted import Melted
 from isophase.cache.runtime.attention import arm, disarm
 from isophase.cache.runtime.heads import HeadGroups
 from isophase.cache.runtime.layers import NO_ROLLBACK, ROW_STATES, CompressedLayer
+from isophase.cache.runtime.melting import Melting
 from isophase.cache.runtime.tokens import Tokens
 
 
@@ -56,6 +58,60 @@ class CompressedCache(Cache):  # type: ignore[misc]
         if isinstance(layer, EVICTING) and (self.method.compresses or self.method.records):
             arm(self._configs[layer_idx], layer)
         return held
+
+    def forward_ended(self, hidden_BTD: torch.Tensor) -> None:
+        """A forward pass is over: what has left the window melts, if the method is one that melts.
+
+        Args:
+            hidden_BTD: last states of the tokens that were read.
+        """
+        method, layers = self.method, [layer for _, layer in self.compressed_layers()]
+        if not isinstance(method, Melted) or not layers:
+            return
+        self.tokens.hear(hidden_BTD)
+        lead = layers[0]
+        assert isinstance(lead, CompressedLayer)
+        every = method.every_tokens
+        new, since = hidden_BTD.shape[1], lead.cumulative_length - lead.compressed_at
+        if new == 1 and (every is None or since < every):
+            return
+        if (melting := self._melting(method, lead)) is not None:
+            for layer in layers:
+                assert isinstance(layer, CompressedLayer)
+                layer.melt(melting)
+
+    def _melting(self, method: Melted, lead: CompressedLayer) -> Melting | None:
+        """What all layers melt by; None while every token is in the window."""
+        rows, logical, device = lead.keys.shape[0], lead.cumulative_length, lead.keys.device
+        index_BL = self.tokens.index_BL(rows, logical, device)
+        unit_BL = self.tokens.chunk_BL(logical)
+        assert unit_BL is not None
+        tokens_B = index_BL[:, -1] + 1
+        entries_B = None
+        window_B = torch.full_like(tokens_B, method.window_tokens)
+        if method.hard_budget:
+            entries = [method.entries(int(n), 0, lead.entry_bytes()) for n in tokens_B.tolist()]
+            entries_B = torch.tensor(entries, device=device)
+            window_B = torch.tensor([method.window(n) for n in entries], device=device)
+        if bool((tokens_B <= window_B).all()):
+            return None
+        # A unit melts when all of its tokens have left the window.
+        first_B = (tokens_B - window_B).clamp(min=0)
+        reaches_BL = unit_BL >= unit_BL.gather(1, _place(index_BL, first_B)[:, None])
+        frontier_B = torch.where(reaches_BL, index_BL, logical).amin(1)
+        if entries_B is not None:
+            full_B = tokens_B - frontier_B + method.sink_tokens >= entries_B
+            frontier_B = torch.where(full_B, first_B, frontier_B)
+        decided_B = self.tokens.decided_B if self.tokens.decided_B is not None else torch.zeros_like(tokens_B)
+        self.tokens.decided_B = frontier_B
+        information_BL = self.tokens.information_BL
+        if information_BL is not None and method.sharp is not None:
+            assert self.tokens.ids_BL is not None
+            information_BL = information_BL + method.sharp.to(device)[self.tokens.ids_BL.long()]
+        return Melting(
+            index_BL=index_BL, unit_BL=unit_BL, information_BL=information_BL, entries_B=entries_B,
+            decided_B=decided_B, frontier_B=frontier_B,
+        )  # fmt: skip
 
     def activate_past_recording(self) -> None:
         """Refuse: whoever rolls a cache back announces it here, as assisted generation does before it reads anything.
@@ -110,3 +166,9 @@ class CompressedCache(Cache):  # type: ignore[misc]
             Kept(layer=n, positions_BKE=layer.positions(), counts_BKE=layer.counts())
             for n, layer in self.compressed_layers()
         ]
+
+
+def _place(index_BL: torch.Tensor, wanted_B: torch.Tensor) -> torch.Tensor:
+    """Where each row's token of this number stands, [B]."""
+    places_L = torch.arange(index_BL.shape[1], device=index_BL.device)
+    return torch.where(index_BL >= wanted_B[:, None], places_L, index_BL.shape[1] - 1).amin(1)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from isophase.models.compressor import WindowBranch, WindowCompressor
+from isophase.models import WindowBranch, WindowCompressor
 
 Remake = Callable[[torch.Tensor], torch.Tensor]
 

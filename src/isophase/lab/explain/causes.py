@@ -20,9 +20,8 @@ from isophase.lab.explain.curves import SMALLEST_GAP_POINTS, curve_of, intervent
 from isophase.lab.explain.cycling import Rolls, rolls_of, slot_parameters
 from isophase.lab.explain.outcomes import Questions, ask, questions_of
 from isophase.lab.explain.schema import Cause, CauseName, Intervention
-from isophase.models.attention import Rotary
-from isophase.probes import ProbeSettings, Tokenizer, build_probe
-from isophase.probes.records import RecordsProbe
+from isophase.models import Rotary
+from isophase.probes import ProbeSettings, RecordsProbe, Tokenizer, build_probe
 
 Array = NDArray[np.float64]
 _FILLER_STREAM = 6

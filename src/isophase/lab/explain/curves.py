@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from isophase.lab.explain.outcomes import RESAMPLES
 from isophase.lab.explain.schema import Curve, Effect, Intervention
-from isophase.statistics import cross_fitted_gap, wilson
-from isophase.statistics.intervals import gap_draws
+from isophase.statistics import cross_fitted_gap, gap_draws, wilson
 
 Array = NDArray[np.float64]
 

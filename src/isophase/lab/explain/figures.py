@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isophase.audit.report import words
-from isophase.audit.report.figures import DIAMOND, MOST_BARS, TRIANGLE, Figure, bar_place, tick_step
-from isophase.audit.report.svg import Plot, nice_ticks
+from isophase.audit.report import (
+    DIAMOND,
+    MOST_BARS,
+    TRIANGLE,
+    Figure,
+    Plot,
+    bar_place,
+    interval,
+    nice_ticks,
+    number,
+    tick_step,
+)
 from isophase.lab.explain.schema import Curve, Cycling, CyclingShift, Explanation, GateProfile, Knockout, TrainingStep
 from isophase.lab.explain.words import is_low
 
@@ -92,14 +101,14 @@ def _curve_figure(
     reading: str = _BARS_READING,
 ) -> Figure:
     total = len(curve.by_phase)
-    spoken = ", ".join(f"{phase}: {words.number(value)}" for phase, value in enumerate(curve.by_phase[:16]))
+    spoken = ", ".join(f"{phase}: {number(value)}" for phase, value in enumerate(curve.by_phase[:16]))
     plot = Plot(f"{title}. Accuracy by phase: {spoken}.", height_px=height_px, bottom_px=48)
     plot.value_axis([0, 0.25, 0.5, 0.75, 1], "accuracy", 2)
     for phase, value in enumerate(curve.by_phase):
         low, high = curve.interval_by_phase[phase]
         middle = (phase + 0.5) / total
         weak = " weak" if is_low(curve, phase) else ""
-        tooltip = f"phase {phase}: {words.number(value)} ({words.interval((low, high))})"
+        tooltip = f"phase {phase}: {number(value)} ({interval((low, high))})"
         if total <= MOST_BARS:
             plot.rect(*bar_place(phase, total), 0, value, "bar" + weak, tooltip)
             plot.line(middle, middle, low, high, "whisker")
@@ -138,11 +147,11 @@ def _profile_figure(profile: GateProfile) -> Figure:
     total = len(weights)
     ticks = nice_ticks(0, max([*weights, 1 / total]) * 1.05)
     title = f"Layer {profile.layer}, {profile.branch}, KV head {profile.kv_head}"
-    spoken = ", ".join(words.number(weight) for weight in weights[:16])
+    spoken = ", ".join(number(weight) for weight in weights[:16])
     plot = Plot(f"{title}: mean gate weight by offset: {spoken}.", height_px=200, low=0, high=ticks[-1], bottom_px=48)
     plot.value_axis(ticks, "mean weight", 2)
     for offset, weight in enumerate(weights):
-        plot.rect(*bar_place(offset, total), 0, weight, "bar", f"offset {offset}: {words.number(weight, 3)}")
+        plot.rect(*bar_place(offset, total), 0, weight, "bar", f"offset {offset}: {number(weight, 3)}")
     plot.line(0, 1, 1 / total, 1 / total, "threshold")
     for offset in range(0, total, tick_step(total)):
         plot.text((offset + 0.5) / total, plot.base_px + 16, str(offset))
@@ -154,8 +163,8 @@ def _profile_figure(profile: GateProfile) -> Figure:
         legend=(("bar", "mean weight"), ("threshold", "all slots alike")),
         reading=(
             f"How much each slot of a window weighs on average. These means spread over "
-            f"{words.number(profile.static_slots, 1)} slots; a single window reads "
-            f"{words.number(profile.per_window_slots, 1)}. Few in both: the gate keeps to its slots. Many on average "
+            f"{number(profile.static_slots, 1)} slots; a single window reads "
+            f"{number(profile.per_window_slots, 1)}. Few in both: the gate keeps to its slots. Many on average "
             "and few in each window: it picks by content."
         ),
     )
@@ -171,8 +180,8 @@ def training_figure(steps: Sequence[TrainingStep]) -> Figure | None:
     ticks = nice_ticks(1, max([*static, *window, 1.5]))
     plot = Plot(
         f"Effective slots of the gates from step {known[0].step} to {known[-1].step}: of the mean weights from "
-        f"{words.number(static[0], 1)} to {words.number(static[-1], 1)}, of one window from "
-        f"{words.number(window[0], 1)} to {words.number(window[-1], 1)}.",
+        f"{number(static[0], 1)} to {number(static[-1], 1)}, of one window from "
+        f"{number(window[0], 1)} to {number(window[-1], 1)}.",
         height_px=240,
         low=ticks[0],
         high=ticks[-1],
@@ -184,7 +193,7 @@ def training_figure(steps: Sequence[TrainingStep]) -> Figure | None:
     for values, kind in ((static, ""), (window, "control")):
         plot.curve(list(zip(places, values, strict=True)), f"line {kind}".strip())
         for place, value in zip(places, values, strict=True):
-            plot.dot(place, value, 3, kind or "point", words.number(value, 2))
+            plot.dot(place, value, 3, kind or "point", number(value, 2))
     for place, step, anchor in ((0.0, known[0].step, "start"), (1.0, known[-1].step, "end")):
         plot.text(place, plot.base_px + 16, f"{step:,}", anchor=anchor)
     plot.text(0.5, plot.base_px + 42, "training step", "axis")
@@ -206,4 +215,4 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _signed(value: float | None) -> str:
-    return words.number(value).replace("-", "\u2212")
+    return number(value).replace("-", "\u2212")

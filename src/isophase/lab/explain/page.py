@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
-
-from isophase.audit.report import words
+from isophase.audit.report import MISSING, interval, number, page_templates
 from isophase.lab.explain import figures
 from isophase.lab.explain.schema import Explanation
 
@@ -27,16 +24,7 @@ def render_explanation(found: Explanation) -> str:
     Returns:
         The page; equal findings give equal text. No script, no outside resource.
     """
-    environment = Environment(
-        loader=ChoiceLoader([PackageLoader("isophase.lab.explain", "."), PackageLoader("isophase.audit.report", ".")]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=lambda value: (
-            words.plain(value) if isinstance(value, str) and not isinstance(value, Markup) else value
-        ),
-    )
+    environment = page_templates("isophase.lab.explain")
     environment.filters.update(num=_number, ci=_interval, share=_share)
     selective = sorted((k for k in found.knockouts if k.selective), key=lambda k: not k.is_kv_head)
     shown = selective or [k for k in found.knockouts if k.is_kv_head]
@@ -59,16 +47,12 @@ def render_explanation(found: Explanation) -> str:
 
 
 def _number(value: float | None, digits: int = 2) -> str:
-    return words.number(value, digits).replace("-", "\u2212")
+    return number(value, digits).replace("-", "\u2212")
 
 
 def _interval(bounds: tuple[float, float] | None, digits: int = 2) -> str:
-    return (
-        words.MISSING
-        if bounds is None
-        else words.interval(bounds, digits).replace("-", "\u2212").replace(" ", "\u00a0")
-    )
+    return MISSING if bounds is None else interval(bounds, digits).replace("-", "\u2212").replace(" ", "\u00a0")
 
 
 def _share(value: float | None) -> str:
-    return words.MISSING if value is None else f"{100 * value:.0f}".replace("-0", "0").replace("-", "\u2212")
+    return MISSING if value is None else f"{100 * value:.0f}".replace("-0", "0").replace("-", "\u2212")

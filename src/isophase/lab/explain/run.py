@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
 from isophase import __version__
-from isophase.audit.plan import make_plan
-from isophase.audit.settings import AuditSettings
+from isophase.audit import AuditSettings, make_plan
 from isophase.errors import IsophaseError
 from isophase.lab.explain import causes, cycling, gates, knockout
 from isophase.lab.explain.anatomy import GateBranch, gate_branches
@@ -37,9 +36,9 @@ from isophase.lab.explain.schema import (
 )
 from isophase.lab.explain.words import summary
 from isophase.probes import ProbeSettings, build_probe
+from isophase.specs import model_spec
 from isophase.statistics import straddling_phases
-from isophase.targets import open_target
-from isophase.targets.huggingface import HuggingFaceTarget, load_part
+from isophase.targets import HuggingFaceTarget, load_part, open_target
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -144,9 +143,10 @@ def explain(
 
 def _folder_and_steps(model: str) -> tuple[Path | None, list[tuple[int, Path]]]:
     """The folder of a local model, and its checkpoints in order."""
-    if model.startswith("isophase:"):
+    read = model_spec(model)
+    if read.kind != "hf":
         return None, []
-    folder = Path(model.removeprefix("hf:")).expanduser()
+    folder = Path(read.place).expanduser()
     steps = []
     for path in folder.glob("step-*"):
         number = re.fullmatch(r"step-(\d+)", path.name)
@@ -159,8 +159,7 @@ def _folder_and_steps(model: str) -> tuple[Path | None, list[tuple[int, Path]]]:
 
 
 def _open(model: str, folder: Path | None) -> HuggingFaceTarget:
-    named = model.startswith(("isophase:", "hf:", "planted:")) and folder is None
-    target = open_target(model if named else f"hf:{folder or model}")
+    target = open_target(f"hf:{folder}" if folder else model_spec(model).text)
     if not isinstance(target, HuggingFaceTarget):
         raise IsophaseError(
             f"{model} has no parts to look into.", "Give a model folder, isophase:NAME or hf:PATH_OR_ID."

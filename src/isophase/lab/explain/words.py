@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isophase.audit.report.words import number, phase_list
+from isophase.audit.report import number, phase_list
 from isophase.lab.explain.curves import LEAST_ACCURACY, SMALLEST_GAP_POINTS
 from isophase.lab.explain.schema import Curve, Cycling, Explanation, Knockout
 

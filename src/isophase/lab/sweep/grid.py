@@ -20,10 +20,10 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from rich.console import Console
 
 from isophase.atomic import write_atomically
-from isophase.audit.settings import AuditSettings
+from isophase.audit import AuditSettings
 from isophase.errors import IsophaseError
 from isophase.lab.train.recipe import Recipe, check_recipe, read_yaml, set_key
-from isophase.mitigate.specs import vote_suffix, with_vote
+from isophase.mitigate import vote_suffix, with_vote
 from isophase.probes import PROBE_NAMES
 from isophase.targets import Target
 
@@ -224,7 +224,7 @@ def run_one(run: Run, sweep: Sweep, out: Path) -> str:
         IsophaseError: as from `train` and the audit.
     """
     from isophase.lab.train.run import train
-    from isophase.targets.huggingface import HuggingFaceTarget
+    from isophase.targets import HuggingFaceTarget
 
     if is_finished(run, sweep, out):
         return run.name
@@ -242,9 +242,8 @@ def run_one(run: Run, sweep: Sweep, out: Path) -> str:
 
 def _audit(settings: AuditSettings, folder: Path, target: Target) -> None:
     """Ask what is left to ask, and write the report."""
-    from isophase.audit.analyse import build_report
+    from isophase.audit import build_report, plan_for, run_plan
     from isophase.audit.report import write_report
-    from isophase.audit.run import plan_for, run_plan
 
     plan = plan_for(settings, folder, lambda _: target)
     run_plan(plan, folder, lambda _: target)

@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 
-from isophase.models.chunks import ChunkReader
-from isophase.models.config import CompressedQwen3Config
-from isophase.models.router import BoundaryRouter
-from isophase.probes.prompt import Prompt
+from isophase.models import BoundaryRouter, ChunkReader, CompressedQwen3Config
+from isophase.probes import Prompt
 
 Embed = Callable[[torch.Tensor], torch.Tensor]
 

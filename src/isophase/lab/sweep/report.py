@@ -15,15 +15,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from isophase.atomic import write_atomically
-from isophase.audit.report.svg import Plot, nice_ticks
-from isophase.audit.schema import Interval, Report
-from isophase.audit.store import MANIFEST, read_plan
+from isophase.audit import MANIFEST, Interval, Report, read_plan
+from isophase.audit.report import Plot, nice_ticks
 from isophase.lab.sweep.grid import Run, Sweep, is_finished
 from isophase.lab.sweep.memory_use import MemoryUse, memory_use
-from isophase.models.bundled import TrainingRecord
-from isophase.models.config import CompressedQwen3Config
+from isophase.models import CompressedQwen3Config, TrainingRecord
 from isophase.probes import build_probe
-from isophase.targets.huggingface import HuggingFaceTokenizer
+from isophase.targets import HuggingFaceTokenizer
 
 _COUNTED_PROMPTS = 48
 

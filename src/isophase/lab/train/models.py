@@ -14,9 +14,8 @@ from isophase.errors import IsophaseError
 from isophase.lab.train.recipe import Recipe
 from isophase.lab.train.tasks.lookup import LookupStage
 from isophase.lab.train.tasks.stream import parts_of
-from isophase.models.config import CompressedQwen3Config
-from isophase.models.qwen3 import CompressedQwen3ForCausalLM
-from isophase.probes.pairs import END_ID, PAD_ID, WORDS
+from isophase.models import CompressedQwen3Config, CompressedQwen3ForCausalLM
+from isophase.probes import END_ID, PAD_ID, WORDS
 
 
 def build_model(recipe: Recipe, tokenizer: Any | None = None) -> Any:

@@ -24,7 +24,7 @@ from isophase.lab.train.models import build_model, grid_of, load_tokenizer, pair
 from isophase.lab.train.recipe import Recipe
 from isophase.lab.train.step import Predictor, open_accelerator, train_step, validation_loss
 from isophase.lab.train.tasks.stream import DataStream
-from isophase.models.bundled import TrainingRecord
+from isophase.models import TrainingRecord
 
 __all__ = ["Cadence", "build_model", "pairs_tokenizer", "train", "train_step"]
 

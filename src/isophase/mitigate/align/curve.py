@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from isophase.audit.schema import Report
+from isophase.audit import Report
 from isophase.errors import IsophaseError
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from isophase.errors import IsophaseError
 from isophase.mitigate.align.curve import read_curve
 from isophase.mitigate.align.text import LocatingTokenizer
-from isophase.models.bundled import bundled_folder, bundled_names
-from isophase.targets import open_target
-from isophase.targets.base import RemoteTarget
+from isophase.models import bundled_folder, bundled_names
+from isophase.specs import read_spec
+from isophase.targets import RemoteTarget, open_target
 
 
 class AlignmentBasis(NamedTuple):
@@ -52,10 +52,10 @@ def alignment_basis(
 
 
 def _tokenizer_source(target: str) -> str:
-    kind, _, rest = target.partition(":")
-    if kind == "isophase" and rest in bundled_names():
-        return str(bundled_folder(rest))
-    if kind == "hf":
-        return rest.partition("|")[0]
+    read = read_spec(target)
+    if read.kind == "isophase" and read.place in bundled_names():
+        return str(bundled_folder(read.place))
+    if read.kind == "hf":
+        return read.place
     opened = open_target(target)
     return opened.tokenizer_source if isinstance(opened, RemoteTarget) else ""

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from isophase.errors import IsophaseError
 from isophase.mitigate.align.formats import Marked, Opening, find, meaning
 from isophase.mitigate.align.plan import Span, align
-from isophase.targets.server.tokenizer import FileTokenizer
+from isophase.targets.server import FileTokenizer
 
 _ROUNDS = 6
 """Neutral text may merge with its neighbours; each round corrects by what was measured."""

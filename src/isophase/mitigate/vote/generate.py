@@ -17,7 +17,7 @@ import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
 from isophase.mitigate.vote.combine import RULES
-from isophase.models.compat import cache_argument, cache_of
+from isophase.models import cache_argument, cache_of
 
 __all__ = ["PhaseVote", "VoteCost", "combine_logits", "insert_neutral", "is_settled"]
 

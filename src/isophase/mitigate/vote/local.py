@@ -6,19 +6,18 @@ Legend: S shifts, B prompts of one batch, T tokens, A answer tokens, V vocabular
 from __future__ import annotations
 
 from dataclasses import replace
-from hashlib import sha256
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from isophase.mitigate.vote.generate import combine_logits, insert_neutral
+from isophase.mitigate.vote.lanes import Lanes
 from isophase.mitigate.vote.shifts import neutral_ids
-from isophase.probes.prompt import Prompt
-from isophase.targets.huggingface import HuggingFaceTarget
+from isophase.probes import Prompt
+from isophase.targets import HuggingFaceTarget
 
 
-class VotedTarget(HuggingFaceTarget):
+class VotedTarget(Lanes, HuggingFaceTarget):
     """Reads every prompt at every shift and answers by the vote.
 
     Whether an answer is right is decided by teacher forcing at every shift: as far as an answer is right, that is what
@@ -47,20 +46,6 @@ class VotedTarget(HuggingFaceTarget):
     def model(self) -> PreTrainedModel:
         """The model, shared with the target that does not vote."""
         return self._inner.model
-
-    @property
-    def max_length_tokens(self) -> int | None:
-        """Longest prompt that leaves room for the largest shift."""
-        limit = super().max_length_tokens
-        return None if limit is None else limit - max(self.shifts)
-
-    def fingerprint(self) -> str:
-        """Digest of the model and the vote."""
-        return sha256(f"{super().fingerprint()} {self.shifts} {self.rule}".encode()).hexdigest()[:16]
-
-    def describe(self) -> dict[str, Any]:
-        """Facts for the manifest."""
-        return {**super().describe(), "vote_shifts": list(self.shifts), "vote_rule": self.rule}
 
     def _logits(self, group: list[Prompt], answers: list[tuple[int, ...]], *, share: bool) -> torch.Tensor:
         """Log-probabilities of the vote for each answer token, [B, A, V]."""

@@ -6,24 +6,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
-from hashlib import sha256
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
 from isophase.errors import IsophaseError
 from isophase.mitigate.vote.combine import Rule, ShiftAnswer, combine
+from isophase.mitigate.vote.lanes import Lanes
 from isophase.mitigate.vote.shifts import DEFAULT_UNIT, NeutralTexts, choose_shifts, neutral_ids
-from isophase.probes.prompt import Prompt
-from isophase.targets.base import Answer, ServerOptions
-from isophase.targets.server.judge import failed
-from isophase.targets.server.protocols import Reply
-from isophase.targets.server.target import ServerTarget
+from isophase.probes import Prompt
+from isophase.targets import Answer, ServerOptions
+from isophase.targets.server import Reply, ServerTarget, failed
 
 _SCORED_RULE: Rule = "mean-probability"
 
 
-class VotedServerTarget(ServerTarget):
+class VotedServerTarget(Lanes, ServerTarget):
     """Asks every prompt at every shift, one after another, and answers by the vote.
 
     A vote needs what each answer has at every shift. It is taken from the alternatives that come with an answer, else
@@ -65,23 +63,10 @@ class VotedServerTarget(ServerTarget):
         """Each prompt is read at every shift."""
         return len(self.shifts)
 
-    @property
-    def max_length_tokens(self) -> int | None:
-        """Longest prompt that leaves room for the largest shift."""
-        limit = super().max_length_tokens
-        return None if limit is None else limit - max(self.shifts)
-
-    def fingerprint(self) -> str:
-        """Digest of the server and the vote."""
-        return sha256(f"{super().fingerprint()} {self.shifts} {self.rule}".encode()).hexdigest()[:16]
-
-    def describe(self) -> dict[str, Any]:
-        """Facts for the manifest."""
-        return {**super().describe(), "vote_shifts": list(self.shifts), "vote_rule": self._rule_in_words()}
-
-    def _rule_in_words(self) -> str:
+    def rule_in_words(self) -> str:
+        """The rule that is used: what it was told, else what the server's answers allow."""
         if self.rule is not None:
-            return self.rule
+            return str(self.rule)
         return "majority" if self.facts.protocol.kind == "chat" else _SCORED_RULE
 
     def _notes(self) -> list[str]:
@@ -134,7 +119,7 @@ class VotedServerTarget(ServerTarget):
             {ids: await self._of_answer(lane, ids, answer, reply) for ids in rivals}
             for lane, answer, reply in zip(lanes, given, replies, strict=True)
         ]
-        rule = self.rule or cast(Rule, self._rule_in_words())
+        rule = self.rule or cast(Rule, self.rule_in_words())
         if rule != "majority" and any(math.isnan(row[one.output_ids]) for row, one in zip(table, given, strict=True)):
             if self.rule is not None:
                 return failed(f"the rule {rule} needs log-probabilities, and the server gave none of its own answer")

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from isophase.errors import IsophaseError
-from isophase.probes.lexicon import FILLER
-from isophase.probes.prompt import Tokenizer
+from isophase.probes import FILLER, Tokenizer
 
 MOST_SHIFT_TOKENS = 65_536
 """Longest stride that shifts are spread over; beyond that the neutral text would be longer than most prompts."""

@@ -13,10 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
 from transformers import PreTrainedModel
 
+from isophase.errors import IsophaseError
 from isophase.prefill.attach import sparse_prefill
 from isophase.prefill.choose.adapt import Choice
 from isophase.prefill.patterns import AShape, BlockSparse, Dense, Pattern, VerticalSlash
@@ -181,3 +183,53 @@ def _hull(offers: list[Offer]) -> list[Offer]:
             hull.pop()
         hull.append(offer)
     return hull
+
+
+class ReadingModel(Protocol):
+    """A model with its tokenizer, such as `isophase.targets.huggingface.HuggingFaceTarget`."""
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model; loaded when it is first asked for."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """With `prefix_ids` and `encode`."""
+
+    @property
+    def max_length_tokens(self) -> int | None:
+        """Longest text that it reads."""
+
+    @property
+    def name(self) -> str:
+        """In messages."""
+
+
+def search_text(
+    reader: ReadingModel, text: str, tokens: int, *, budget: float, seed: int, name: str = ""
+) -> PatternFile:
+    """Search patterns for a model on the first tokens of a text.
+
+    Args:
+        reader: the model.
+        text: any text with at least `tokens` tokens.
+        tokens: length to read.
+        budget: keys that may be read, by those of dense attention, 0..1.
+        seed: of the sampled queries.
+        name: of the model in the file.
+
+    Raises:
+        IsophaseError: for a text that is too short or too long for the model, or what cannot be searched.
+    """
+    limit = reader.max_length_tokens
+    if limit is not None and tokens > limit:
+        raise IsophaseError(f"--tokens is {tokens}; the model reads {limit}.", f"Give {limit} or fewer.")
+    ids = [*reader.tokenizer.prefix_ids, *reader.tokenizer.encode(text)][:tokens]
+    if len(ids) < tokens:
+        raise IsophaseError(
+            f"the text has {len(ids)} tokens; --tokens asks for {tokens}.", "Give a longer text, or fewer tokens."
+        )
+    try:
+        return search(reader.model, torch.tensor([ids]), budget=budget, seed=seed, name=name)
+    except ValueError as error:
+        raise IsophaseError(f"{reader.name}: {error}.") from error

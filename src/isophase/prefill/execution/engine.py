@@ -168,16 +168,36 @@ def _saved(choices: list[Choice], settings: Settings, geometry: Geometry, layer:
     return (saved - cost * sum(looked)) / len(choices)
 
 
+def look(
+    query_HTD: torch.Tensor, key_KLD: torch.Tensor, settings: Settings, geometry: Geometry, *, layer: int = 0,
+    scaling: float | None = None, clock: Clock | None = None,
+) -> list[Choice]:  # fmt: skip
+    """What each head of a row reads; nothing is attended to.
+
+    Args:
+        query_HTD: as for `attend_row`.
+        key_KLD: the same.
+        settings: how it would be read.
+        geometry: how the prompt is cut.
+        layer: number of the layer, for tables of patterns.
+        scaling: factor of the logits; default D ** -0.5.
+        clock: takes the time; None: nobody asks.
+    """
+    group = len(query_HTD) // len(key_KLD)
+    scale = query_HTD.shape[-1] ** -0.5 if scaling is None else scaling
+    clock = clock or Clock(_waiter(query_HTD.device))
+    return [
+        _look(query_TD, key_KLD[head // group], head, settings, geometry, layer, scale, clock)
+        for head, query_TD in enumerate(query_HTD)
+    ]
+
+
 def _on_device(
     query_HTD: torch.Tensor, key_KLD: torch.Tensor, value_KLD: torch.Tensor, settings: Settings, geometry: Geometry,
     layer: int, scale: float, clock: Clock, out_HTD: torch.Tensor,
 ) -> list[tuple[Choice, float]]:  # fmt: skip
     """One launch for all heads, dense ones included; returns choices and densities."""
-    group = len(query_HTD) // len(key_KLD)
-    choices = [
-        _look(query_TD, key_KLD[head // group], head, settings, geometry, layer, scale, clock)
-        for head, query_TD in enumerate(query_HTD)
-    ]
+    choices = look(query_HTD, key_KLD, settings, geometry, layer=layer, scaling=scale, clock=clock)
     with clock.part("choose"):
         plan = make_plan([choice.reads for choice in choices], geometry)
         density = plan.density().tolist()
@@ -198,7 +218,7 @@ def _by_head(
         kv = slice(head // group, head // group + 1)
         return query_HTD[head : head + 1], key_KLD[kv], value_KLD[kv]
 
-    def look(head: int) -> Choice:
+    def look_at(head: int) -> Choice:
         query, key, _ = tensors(head)
         with threads(1):  # many short steps: handing each to several threads costs more than it saves
             return _look(query[0], key[0], head, settings, geometry, layer, scale, clock)
@@ -226,7 +246,7 @@ def _by_head(
 
     with side_by_side(heads) as crew:
         # All look before any attends: what looking needs is gone by the time that results take memory.
-        choices = crew.map(look, range(heads))
+        choices = crew.map(look_at, range(heads))
         densities = crew.map(sparse, range(heads))
         whole = [head for head, choice in enumerate(choices) if choice.reads is None]
         crew.map(dense, [(head, *part) for part in _parts(geometry.queries) for head in whole])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 from dataclasses import fields
 
 from isophase.errors import IsophaseError
 from isophase.prefill.patterns import KINDS, Pattern
+from isophase.specs import read_call, refuse_strangers
+
+EXAMPLE = "vertical_slash(columns=512, slash_tokens=1024)"
 
 
 def write_pattern(pattern: Pattern) -> str:
@@ -24,24 +26,14 @@ def parse_pattern(text: str) -> Pattern:
     Raises:
         IsophaseError: for an unknown name or size, or a size out of range.
     """
-    example = "Write it like vertical_slash(columns=512, slash_tokens=1024)."
-    try:
-        node = ast.parse(text.strip(), mode="eval").body
-        if isinstance(node, ast.Name):
-            name, sizes = node.id, {}
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.args:
-            name = node.func.id
-            sizes = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in node.keywords}
-        else:
-            raise ValueError("neither a name nor a call")
-    except (SyntaxError, ValueError):
-        raise IsophaseError(f"cannot read the pattern {text!r}.", example) from None
-    kind = KINDS.get(name)
+    call = read_call(text, what="pattern", example=EXAMPLE)
+    kind = KINDS.get(call.name)
     if kind is None:
-        raise IsophaseError(f"pattern {name!r} is unknown.", f"Give one of {', '.join(KINDS)}.")
-    known = [f.name for f in fields(kind) if f.init]  # type: ignore[arg-type]
-    if strange := next((size for size in sizes if size not in known), None):
-        raise IsophaseError(f"{name} has no size {strange!r}.", f"It has {', '.join(known) or 'none'}.")
+        raise IsophaseError(f"pattern {call.name!r} is unknown.", f"Give one of {', '.join(KINDS)}.")
+    if call.values:
+        raise IsophaseError(f"cannot read the pattern {text!r}.", f"Write it like {EXAMPLE}.")
+    sizes = call.settings
+    refuse_strangers(call.name, sizes, [f.name for f in fields(kind) if f.init])  # type: ignore[arg-type]
     if wrong := next((size for size, value in sizes.items() if type(value) is not int), None):
         raise IsophaseError(f"{wrong} of {text!r} is {sizes[wrong]!r}.", "Give a whole number.")
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isophase.chunking.rules import ChunkRule
+from isophase.chunking import ChunkRule
 from isophase.retrieval.compare.metrics import Units
 from isophase.retrieval.late.chunker import LateChunker, groups
 from isophase.retrieval.late.pooling import FloatArray, mean_over_grids, unit

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from isophase.chunking.rules import FixedStride
+from isophase.chunking import FixedStride
 from isophase.errors import IsophaseError
 from isophase.retrieval.compare.metrics import Estimate, Found, Place, Question, estimate, evaluate
 from isophase.retrieval.compare.reading import read_all

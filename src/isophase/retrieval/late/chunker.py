@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from isophase.chunking.rules import ChunkRule
+from isophase.chunking import ChunkRule
 from isophase.errors import IsophaseError
 from isophase.retrieval.late.encoder import Encoder
 from isophase.retrieval.late.pooling import FloatArray, SpanSums, mean_over_grids, prefix_sums, unit

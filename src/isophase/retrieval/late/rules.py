@@ -8,7 +8,6 @@ Legend: T tokens.
 
 from __future__ import annotations
 
-import ast
 import re
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
@@ -16,9 +15,10 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from isophase.chunking.rules import ChunkRule, FixedStride, LocalMaximum, TokenHash
+from isophase.chunking import ChunkRule, FixedStride, LocalMaximum, TokenHash
 from isophase.errors import IsophaseError
 from isophase.retrieval.late.tokens import IntArray, Tokens
+from isophase.specs import read_call, refuse_strangers
 
 _PARAGRAPH, _SENTENCE, _PAUSE = 3, 2, 1
 # A full stop before a small letter ends an abbreviation rather than a sentence.
@@ -134,12 +134,15 @@ def parse_rule(text: str) -> ChunkRule | TextRule:
     Raises:
         IsophaseError: for an unknown rule or setting, or a value out of range.
     """
-    name, numbers, named = _read(text)
+    call = read_call(text, what="chunk rule", example="fixed(128), sentences or delimiters(max_tokens=96)")
+    name = call.name.replace("_", "-")
     known = _SETTINGS.get(name)
     if known is None:
         raise IsophaseError(f"chunk rule {name!r} is unknown.", f"Give one of {', '.join(RULES)}.")
-    settings = dict(zip(known, numbers, strict=False)) | named
-    if len(numbers) > len(known) or (set(named) - set(known)) or len(settings) < len(numbers) + len(named):
+    refuse_strangers(name, call.settings, known)
+    settings = dict(zip(known, call.values, strict=False)) | dict(call.settings)
+    twice = len(settings) < len(call.values) + len(call.settings)
+    if twice or any(type(value) is not int for value in settings.values()):
         raise IsophaseError(f"cannot read the chunk rule {text!r}.", f"{name} has {' and '.join(known)}.")
     try:
         if name == "fixed":
@@ -152,30 +155,3 @@ def parse_rule(text: str) -> ChunkRule | TextRule:
         return Sentences(**settings) if name == "sentences" else Delimiters(**settings)
     except ValueError as error:
         raise IsophaseError(f"chunk rule {text!r}: {error}.", f"{name} has {' and '.join(known)}.") from error
-
-
-def _read(text: str) -> tuple[str, list[int], dict[str, int]]:
-    problem = IsophaseError(
-        f"cannot read the chunk rule {text!r}.", "Write it like fixed(128), sentences or delimiters(max_tokens=96)."
-    )
-    try:
-        node = ast.parse(text.strip().replace("local-max", "local_max"), mode="eval").body
-    except (SyntaxError, ValueError):
-        raise problem from None
-    call = node if isinstance(node, ast.Call) else ast.Call(func=node, args=[], keywords=[])
-    if not isinstance(call.func, ast.Name):
-        raise problem
-    values: list[int] = []
-    named: dict[str, int] = {}
-    for keyword, value in [*((None, a) for a in call.args), *((k.arg or "", k.value) for k in call.keywords)]:
-        try:
-            number = ast.literal_eval(value)
-        except (ValueError, TypeError, SyntaxError):
-            raise problem from None
-        if type(number) is not int or keyword == "":
-            raise problem
-        if keyword is None:
-            values.append(number)
-        else:
-            named[keyword] = number
-    return call.func.id.replace("_", "-"), values, named

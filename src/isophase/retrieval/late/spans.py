@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from isophase.chunking.layout import ChunkLayout
-from isophase.chunking.rules import ChunkRule, FixedStride
+from isophase.chunking import ChunkLayout, ChunkRule, FixedStride
 from isophase.errors import IsophaseError
 from isophase.retrieval.late.rules import TextRule
 from isophase.retrieval.late.tokens import IntArray, Tokens

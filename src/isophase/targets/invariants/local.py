@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isophase.models.compat import cache_argument, cache_of
+from isophase.models import cache_argument, cache_of
 from isophase.targets.huggingface import HuggingFaceTarget
 from isophase.targets.invariants.outcome import Case, InvariantOutcome, NotTestableError, judge, residues_to_try
 

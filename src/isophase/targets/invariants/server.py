@@ -8,8 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from isophase.probes.lexicon import FILLER
-from isophase.probes.vocabulary import has_closed_vocabulary, prose_ids, single_token_words
+from isophase.probes import FILLER, has_closed_vocabulary, prose_ids, single_token_words
 from isophase.targets.invariants.outcome import Case, InvariantOutcome, NotTestableError, judge, residues_to_try
 from isophase.targets.server.http import RequestFailedError
 from isophase.targets.server.protocols import Reply

@@ -12,8 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from isophase.errors import EXIT_UNREACHABLE, IsophaseError
-from isophase.probes.lexicon import FILLER, KEYS
-from isophase.probes.prompt import Tokenizer
+from isophase.probes import FILLER, KEYS, Tokenizer
 from isophase.targets.base import ServerKind
 from isophase.targets.server.http import KEY_VARIABLE, RequestFailedError, ServerClient
 from isophase.targets.server.protocols import (

@@ -7,8 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from isophase.probes.prompt import Prompt, Tokenizer
-from isophase.probes.vocabulary import piece_ids
+from isophase.probes import Prompt, Tokenizer, piece_ids
 from isophase.targets.base import Answer
 from isophase.targets.server.protocols import Reply
 

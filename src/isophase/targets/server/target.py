@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from isophase.errors import IsophaseError
-from isophase.probes.prompt import Prompt, Tokenizer
-from isophase.probes.vocabulary import has_closed_vocabulary
+from isophase.probes import Prompt, Tokenizer, has_closed_vocabulary
 from isophase.targets.base import REPEAT_EVERY, SERVER_CHOICES, Answer, ServerOptions, TargetDefaults
 from isophase.targets.server.connect import ServerFacts, UnreachableError, check_tokens, connect, refusal
 from isophase.targets.server.http import RequestFailedError, ServerClient

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from isophase.probes.pairs import ASK_ID, FILLER_IDS, KEY_IDS, VALUE_IDS
+from isophase.probes import ASK_ID, FILLER_IDS, KEY_IDS, VALUE_IDS
 
 IGNORED = -100
 

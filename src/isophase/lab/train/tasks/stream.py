@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 from isophase.errors import IsophaseError
 from isophase.lab.train.tasks.lookup import Batch, LookupStage, lookup_batch
 from isophase.lab.train.tasks.text import Corpus, TextStage
-from isophase.probes.pairs import WORDS
+from isophase.probes import WORDS
 
 
 def _kind(raw: Any) -> str:

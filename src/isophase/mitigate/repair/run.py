@@ -21,10 +21,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from isophase.errors import IsophaseError
-from isophase.lab.explain.anatomy import GateBranch, Remake, average, changed, gate_branches, roll
-from isophase.lab.explain.outcomes import Questions, ask, questions_of
-from isophase.models.config import CompressedQwen3Config
-from isophase.models.qwen3 import CompressedQwen3ForCausalLM
+from isophase.lab.explain import GateBranch, Questions, Remake, ask, average, changed, gate_branches, questions_of, roll
+from isophase.models import CompressedQwen3Config, CompressedQwen3ForCausalLM
 from isophase.probes import ProbeSettings, Tokenizer, build_probe
 from isophase.statistics import straddling_phases, wilson
 

@@ -95,7 +95,15 @@ class Part(BaseModel):
 
 
 class Plan(BaseModel):
-    """`plan.json`: everything that decides a run's prompts, written before the first question."""
+    """`plan.json`: everything that decides a run's prompts, written before the first question.
+
+    Attributes:
+        schema_version: of this file.
+        isophase_version: version that wrote the file.
+        settings: the audit as asked for.
+        parts: what is asked: one probe on one model each.
+        notes: limits of the run that are known before it.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -23,4 +23,4 @@ def models(json: opt.Json = None) -> None:
             f"    trained {record.steps:,} steps, {record.seconds / 60:.1f} min, seed {record.seed}, "
             f"accuracy {record.final_accuracy:.2f}"
         )
-    console.print("\nAccuracy: on the last training steps, all queries. Recipes and curves: docs/training.md.")
+    console.print("\nAccuracy: on the last training steps, all queries. More: docs/guides/train-matched-models.md.")

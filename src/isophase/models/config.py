@@ -24,7 +24,7 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
     With `compression_stride=None` and a fixed chunk rule the model is Qwen3 to the last parameter. Everything
     else about two models that differ only in compression is equal, which is what makes them a matched pair.
 
-    Args:
+    Attributes:
         compression_window: W, tokens that one entry reads. None: no compression.
         compression_stride: S, tokens between entries, at most W. None: no compression.
         local_window: most recent tokens kept exact, the query's own included. At least 1; ignored

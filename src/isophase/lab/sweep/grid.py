@@ -146,7 +146,7 @@ def read_sweep(path: Path) -> Sweep:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise IsophaseError(f"{path}: {where}: {first['msg']}.", "See docs/training.md.") from error
+        raise IsophaseError(f"{path}: {where}: {first['msg']}.", "See docs/guides/train-matched-models.md.") from error
     runs: list[Run] = []
     for entry in file.runs or [Entry(name=file.name)]:
         grid = {**file.grid, **entry.grid}

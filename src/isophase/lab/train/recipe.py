@@ -159,7 +159,7 @@ def check_recipe(raw: dict[str, Any], path: Path) -> Recipe:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise IsophaseError(
-            f"{path}: {where}: {first['msg']} (given: {first['input']!r}).", "See docs/training.md."
+            f"{path}: {where}: {first['msg']} (given: {first['input']!r}).", "See docs/guides/train-matched-models.md."
         ) from error
 
 

@@ -212,7 +212,7 @@ class _Run:
             self.folder.append(point)
 
     def _checkpoint(self) -> None:
-        # Sharded parameters are not gathered in the middle of a run (see docs/training.md).
+        # Sharded parameters are not gathered in the middle of a run (see docs/guides/train-matched-models.md).
         if self.folder is None or self.accelerator.distributed_type == DistributedType.FSDP:
             return
         self.folder.write_checkpoint(

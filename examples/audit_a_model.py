@@ -11,8 +11,12 @@
 # depths in per cent, do not show the effect. It needs no network and no GPU, and takes well under a minute.
 
 # %%
+import warnings
 from functools import cache
 from pathlib import Path
+
+# A notebook without widgets has no use for their progress bars.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -153,7 +157,7 @@ for ax, finding in zip(axes, (w8s8, full), strict=True):
     ax.bar(phases, accuracy, width=0.72, color=colours)
     ax.vlines(phases, low, high, color="black", linewidth=1)
     ax.axhline(finding.accuracy, color=GREY, linestyle="--", linewidth=1)
-    ax.text(7.5, finding.accuracy + 0.02, f"mean {finding.accuracy:.2f}", color="black", ha="right")
+    ax.text(7, finding.accuracy + 0.02, f"mean {finding.accuracy:.2f}", fontsize=8, ha="center")
     ax.set(title=f"{finding.target}: {finding.verdict}", xlabel="phase: position mod 8", xticks=phases, ylim=(0, 1.1))
 axes[0].set_ylabel("share of right answers")
 finish(figure, "audit-phases")
@@ -172,7 +176,7 @@ for test in w8s8.scan:
     named = test.period_tokens == w8s8.scan_period_tokens
     ax.bar(str(test.period_tokens), test.z, width=0.6, color=ORANGE if named else BLUE)
 ax.axhline(w8s8.scan_line_z, color="black", linestyle="--", linewidth=1)
-ax.text(7.4, w8s8.scan_line_z + 0.6, "significant above", ha="right")
+ax.text(7, w8s8.scan_line_z + 0.6, "significant above", fontsize=8, ha="center")
 ax.set(title=f"the scan names {w8s8.scan_period_tokens} tokens", xlabel="period, tokens", ylabel="z")
 finish(figure, "audit-scan")
 
@@ -274,7 +278,7 @@ print(f"{page}  {page.with_suffix('.json')}")
 # %% [markdown]
 # ## What next
 #
-# - [Audit your own model](../docs/guides/audit-a-model.md): Hugging Face models, servers, sizes that suit long contexts.
+# - [Audit your own model](../docs/guides/audit-a-model.md): Hugging Face models, and sizes that suit them.
 # - [Reading a report](../docs/reading-a-report.md): every figure and every field.
 # - [Find the cause](../docs/guides/find-the-cause.md), or the notebook [why a model is sick](why_a_model_is_sick.py).
 # - [The cure](../docs/results/cure.md): what chunks that follow the content do about it.

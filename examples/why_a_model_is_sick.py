@@ -10,7 +10,11 @@
 # interventions, and what each of them can and cannot show. It needs no network and no GPU, and takes about a minute.
 
 # %%
+import warnings
 from pathlib import Path
+
+# A notebook without widgets has no use for their progress bars.
+warnings.filterwarnings("ignore", message="IProgress not found")
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -94,8 +98,8 @@ for knockout in found.knockouts:
     print(f"{knockout.name:24} lost, %, by phase: {' '.join(lost)}  {word}")
 
 # %% [markdown]
-# Without layer 0 most is lost at every phase. Without layer 1 *only phase 7* fails, and there everything does: layer 1 is
-# *selective*. A record inside one chunk is read in layer 0 alone, from the one entry that holds its key and its value;
+# Without layer 0 most is lost at every phase. Without layer 1 *only phase 7* fails, and there everything does: layer 1
+# is *selective*. A record inside one chunk is read in layer 0 alone, from the one entry that holds its key and its value;
 # a record in two entries needs a second layer to put it together. (This model has one KV head in each layer, so a layer
 # and its KV head are the same thing; single query heads are listed as well.)
 #
@@ -123,9 +127,11 @@ for gate in found.gates:
     )
 
 # %% [markdown]
-# No slot is ignored: on average the weights spread over nearly all 8 slots (dashed: equal weights), while one window
-# reads about half of them. The gates choose by content and not by offset. That speaks against the slot as the cause,
-# but mean weights are no proof. For that, something has to be taken away.
+# On average the weights spread over nearly all 8 slots (dashed: equal weights), while one window reads about half of
+# them: mostly, the gates choose by content. But something stands out. In layer 0 the keys hardly look at offset 7, and
+# the values look less at offset 0. Is a key lost at phase 7 *because* the gate ignores it there? Or has the gate
+# learned to ignore it, because its value is in the next entry and this key is of no use? A suspect, then, but weights
+# cannot tell cause from consequence. For that, something has to be taken away.
 #
 # ## Four causes, each taken away
 #
@@ -164,11 +170,12 @@ finish(figure, "explain-causes")
 
 for cause, act in rows:
     low, high = act.change_interval_points
-    print(f"{cause:11}{act.effect:13} gap smaller by {act.change_points:4.0f} points ({low:.0f} to {high:.0f}): {act.name}")
+    print(f"{cause:11}{act.effect:13}{act.change_points:4.0f} points less ({low:3.0f} to {high:3.0f}): {act.name}")
 
 # %% [markdown]
 # Only one kind of change removes the gap: leaving no record cut. Whatever parameters serve there, the weakness stays
-# at phase 7 as long as a record straddles the edge, and is gone as soon as it does not.
+# at phase 7 as long as a record straddles the edge, and is gone as soon as it does not. The gates are cleared as well:
+# give offset 7 the same gates as all others, and the gap grows. They had adapted to the edge.
 #
 # ### A closer look at the slot
 #
@@ -181,18 +188,19 @@ figure, axes = plt.subplots(1, 2, figsize=(9, 2.8), sharey=True)
 draw_curve(axes[0], rolls.staying)
 axes[0].set(title="stays: accuracy by phase, all rolls together", xlabel="phase of the record's first token")
 draw_curve(axes[1], rolls.moving)
-axes[1].set(title="moves: accuracy by where the parameters came from", xlabel="offset the parameters were trained at")
+axes[1].set(title="moves: accuracy by the parameters' own offset", xlabel="offset the parameters were trained at")
 axes[0].set_ylabel("share of right answers")
 finish(figure, "explain-rolls")
 
-print(f"{rolls.staying.gap_points:.0f} points stay with the phase, {rolls.moving.gap_points:.0f} move with the {rolls.parameters}")
+stay, move = rolls.staying.gap_points, rolls.moving.gap_points
+print(f"{stay:.0f} points stay with the phase, {move:.0f} move with the {rolls.parameters}")
 
 # %% [markdown]
 # Both! Does half of the weakness belong to the slot after all? No: look at *which* offset is weak on the right. It is
-# 7, whose parameters and those of offset 0 stand on the two sides of a chunk edge. Training never showed them one record
-# together; a roll puts them side by side inside a window, and the record between them is lost. What moves is the image
-# of the edge. This is why the other interventions on the slot, which give all offsets the same parameters, leave the gap
-# or enlarge it.
+# 7, whose parameters and those of offset 0 stand on the two sides of a chunk edge. Training never showed them one
+# record together; a roll puts them side by side inside a window, and the record between them is lost. What moves is the
+# image of the edge. This is why the other interventions on the slot, which give all offsets the same parameters, do not
+# remove the gap but enlarge it.
 #
 # ## Which one is it
 #

@@ -273,9 +273,8 @@ def test_tokens_taken_back_leave_no_trace(
             filled = torch.arange(layer.keys.shape[2]) < counts[..., None]  # the rest is padding
             filled = filled.repeat_interleave(layer.keys.shape[1] // counts.shape[1], dim=1)
             torch.testing.assert_close(layer.keys[filled], expected.keys[filled], atol=5e-5, rtol=1e-4)
-            assert {n: s.shape for n, s in layer._states().items()} == {
-                n: s.shape for n, s in expected._states().items()
-            }
+            kept, wanted = layer._states(), expected._states()
+            assert {key: part.shape for key, part in kept.items()} == {key: part.shape for key, part in wanted.items()}
 
 
 def test_only_what_was_recorded_can_be_taken_back() -> None:

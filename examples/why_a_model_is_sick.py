@@ -99,7 +99,7 @@ for knockout in found.knockouts:
 
 # %% [markdown]
 # Without layer 0 most is lost at every phase. Without layer 1 *only phase 7* fails, and there everything does: layer 1
-# is *selective*. A record inside one chunk is read in layer 0 alone, from the one entry that holds its key and its value;
+# is *selective*. A record inside one chunk is read in layer 0 alone, from the one entry with its key and its value;
 # a record in two entries needs a second layer to put it together. (This model has one KV head in each layer, so a layer
 # and its KV head are the same thing; single query heads are listed as well.)
 #

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from itertools import pairwise
+from math import log
 from typing import Any
 
 import pytest
@@ -37,6 +38,17 @@ MEMORIES: dict[str, dict[str, Any]] = {
     "staggered heads": {**FIXED, "grid_shift": "heads", "chunk_groups": 2},
     "staggered layers": {**FIXED, "grid_shift": "layers"},
     "staggered overlap": {"compression_window": 8, "compression_stride": 4, "grid_shift": "heads", "chunk_groups": 4},
+    "fixed, count bias": {**FIXED, "count_bias": True},
+    "fixed, sinks": {**FIXED, "sink_tokens": 4},
+    "fixed, both": {"compression_window": 6, "compression_stride": 3, "count_bias": True, "sink_tokens": 2},
+    "fixed, tail, both": {**FIXED, "local_memory": "tail", "count_bias": True, "sink_tokens": 7},
+    "staggered heads, both": {**FIXED, "grid_shift": "heads", "chunk_groups": 2, "count_bias": True, "sink_tokens": 4},
+    "staggered layers, both": {**FIXED, "grid_shift": "layers", "count_bias": True, "sink_tokens": 4},
+    "hash by head, count bias": {**DYNAMIC, "chunk_groups": 2, "count_bias": True},
+    "hash by head, sinks": {**DYNAMIC, "chunk_groups": 2, "sink_tokens": 3},
+    "overlap, both": {**DYNAMIC, "chunk_overlap": 2, "chunk_groups": 4, "count_bias": True, "sink_tokens": 1},
+    "router, both": {**DYNAMIC, "chunk_score": "router", "chunk_groups": 2, "count_bias": True, "sink_tokens": 5},
+    "more sinks than text": {**DYNAMIC, "sink_tokens": 99},
 }
 memories = st.sampled_from(sorted(MEMORIES))
 
@@ -182,22 +194,27 @@ def slow_attention(attn: Any, hidden: torch.Tensor, chunks: Any, config: Any, ba
         for head in range(heads):
             rows = slice(head * H, (head + 1) * H)
             query = turned(attn.q_norm(attn.q_proj.weight[rows] @ hidden[t]), t)
-            keys, values, covered = [], [], 0
+            keys, values, biases, covered = [], [], [], 0
             for start, end, close in chunks[head * len(chunks) // heads]:
                 if close > t:
                     continue
                 covered = end
                 key = slow_entry(attn.compressor.keys, hidden, start, end, config.overlap_tokens, head)
                 keys.append(turned(attn.k_norm(key), start))
+                biases.append(log(end - start) if config.count_bias else 0.0)
                 branch = attn.compressor.values
                 values.append(
                     key if branch is None else slow_entry(branch, hidden, start, end, config.overlap_tokens, head)
                 )
             for s in range(t + 1):
-                if t - s < config.local_window or (s >= covered and not fixed):
+                tail = config.local_memory == "tail"
+                near = s == t if tail else t - s < config.local_window
+                if near or (s >= covered and (tail or not fixed)) or s < config.sink_tokens:
                     keys.append(turned(attn.k_norm(attn.k_proj.weight[rows] @ hidden[s]), s))
                     values.append(attn.v_proj.weight[rows] @ hidden[s])
-            weights = torch.softmax(torch.stack([query @ k for k in keys]) * H**-0.5, dim=0)
+                    biases.append(0.0)
+            products = [query @ k * H**-0.5 + bias for k, bias in zip(keys, biases, strict=True)]
+            weights = torch.softmax(torch.stack(products), dim=0)
             by_head.append(sum(w * v for w, v in zip(weights, values, strict=True)))
         out.append(attn.o_proj.weight @ torch.cat(by_head))
     return torch.stack(out)
@@ -256,8 +273,8 @@ def test_tokens_taken_back_leave_no_trace(
             filled = torch.arange(layer.keys.shape[2]) < counts[..., None]  # the rest is padding
             filled = filled.repeat_interleave(layer.keys.shape[1] // counts.shape[1], dim=1)
             torch.testing.assert_close(layer.keys[filled], expected.keys[filled], atol=5e-5, rtol=1e-4)
-            assert layer.local_keys.shape == expected.local_keys.shape
-            assert layer.open_hidden.shape == expected.open_hidden.shape
+            kept, wanted = layer._states(), expected._states()
+            assert {key: part.shape for key, part in kept.items()} == {key: part.shape for key, part in wanted.items()}
 
 
 def test_only_what_was_recorded_can_be_taken_back() -> None:
@@ -301,11 +318,12 @@ def test_generate_with_the_memory_equals_without(name: str, how: dict[str, Any])
     assert torch.equal(found[0], found[1])
 
 
-@pytest.mark.parametrize("name", ["hash by head", "staggered heads"])
+@pytest.mark.parametrize("name", ["hash by head", "staggered heads", "fixed, both", "overlap, both"])
 def test_save_and_load(name: str, tmp_path) -> None:
     model, ids = build(name), text(2, 30)
     model.save_pretrained(tmp_path)
     back = CompressedQwen3ForCausalLM.from_pretrained(tmp_path).eval()
+    assert (back.config.count_bias, back.config.sink_tokens) == (model.config.count_bias, model.config.sink_tokens)
     with torch.no_grad():
         assert torch.equal(model(ids).logits, back(ids).logits)
 

@@ -1,4 +1,4 @@
-"""Attention over a compressed memory: gated window sums beside an exact local window.
+"""Attention over a compressed memory: gated window sums beside an exact local window and exact sinks.
 
 Legend: B batch, T tokens, D model width, Q query heads, K KV heads, H head width, W window, E entries.
 """
@@ -16,6 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm, eager_attenti
 from isophase.models.chunks import LayerChunks
 from isophase.models.compressor import WindowCompressor
 from isophase.models.config import CompressedQwen3Config
+from isophase.models.masks import block_bias
 from isophase.models.memory import CompressedCache, CompressedLayer
 from isophase.models.pages import PagedEntries
 
@@ -42,7 +43,7 @@ def rotate(states_BKTH: torch.Tensor, rotary: Rotary) -> torch.Tensor:
 
 
 class CompressedAttention(nn.Module):
-    """Qwen3 attention; with a grid, one softmax over [visible entries | exact local window]."""
+    """Qwen3 attention; with a grid, one softmax over [visible entries | exact tokens]."""
 
     def __init__(self, config: CompressedQwen3Config, layer_idx: int) -> None:
         super().__init__()
@@ -79,7 +80,7 @@ class CompressedAttention(nn.Module):
             hidden_BTD: normalised hidden states of the new tokens.
             rotary: cosine and sine for the new tokens.
             entry_rotary: cosine and sine at the anchors of newly closed entries, or None.
-            mask: additive, [B or 1, G or 1, T, entries + local tokens], for G groups of heads; or a `BlockMask`, with
+            mask: additive, [B or 1, G or 1, T, entries + exact tokens], for G groups of heads; or a `BlockMask`, with
                 all tokens kept; or None where the kernel's causal order is all that is asked.
             memory: the cache, or None.
             chunks: what closes in this call, or None without compression.
@@ -100,7 +101,7 @@ class CompressedAttention(nn.Module):
         if self.compressor is None:
             if memory is not None:
                 key, value = memory.update(key, value, self.layer_idx)
-            output, weights = self._attend(query, key, value, mask)
+            output, weights = self._attend(query, key, value, mask, chunks)
         else:
             assert entry_rotary is not None
             assert chunks is not None
@@ -116,11 +117,11 @@ class CompressedAttention(nn.Module):
                 if layer is not None:
                     entry_key, entry_value = layer.pages.view()
                 key, value = torch.cat([entry_key, key], dim=2), torch.cat([entry_value, value], dim=2)
-                output, weights = self._attend(query, key, value, mask)
+                output, weights = self._attend(query, key, value, mask, chunks)
         return self.o_proj(output.reshape(*asking.shape[:2], -1).contiguous()), weights
 
     def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, chunks: LayerChunks | None
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Output [B, T, Q, H] and weights, by the implementation that the configuration names."""
         attend: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -129,7 +130,9 @@ class CompressedAttention(nn.Module):
         groups = mask.shape[1] if isinstance(mask, torch.Tensor) else 1
         if groups > 1 and query.shape[2] < FEWEST_SEPARATE:
             mask, groups = mask.repeat_interleave(query.shape[1] // groups, dim=1), 1
-        how = {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling}
+        how: dict[str, Any] = {"dropout": self.attention_dropout if self.training else 0.0, "scaling": self.scaling}
+        if self.config._attn_implementation == "flex_attention":
+            how["position_bias"] = block_bias(chunks, query, key.shape[2])
         if groups == 1:
             return attend(self, query, key, value, mask, **how)
         split = zip(*(states.chunk(groups, dim=1) for states in (query, key, value, mask)), strict=True)

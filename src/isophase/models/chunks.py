@@ -83,12 +83,14 @@ class ChunkState:
         rules: state of each family.
         open_starts: start of each rule's open chunk, long [F * B], or [F] where one row stands for all.
         counts: entries closed so far, alike.
+        tokens: tokens of each closed chunk, long [F * B or F, E], 0 in padding; E is 0 where nobody counts them.
         members: F, rules of each family.
     """
 
     rules: tuple[RuleState, ...]
     open_starts: tuple[torch.Tensor, ...]
     counts: tuple[torch.Tensor, ...]
+    tokens: tuple[torch.Tensor, ...]
     members: tuple[int, ...]
 
     @property
@@ -98,16 +100,18 @@ class ChunkState:
 
     def select(self, rows: torch.Tensor) -> ChunkState:
         """The state of some rows, in the order of the long tensor `rows`."""
-        picked: list[tuple[RuleState, torch.Tensor, torch.Tensor]] = []
-        for state, starts, counts, members in zip(self.rules, self.open_starts, self.counts, self.members, strict=True):
+        picked: list[tuple[RuleState, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        families = zip(self.rules, self.open_starts, self.counts, self.tokens, self.members, strict=True)
+        for state, starts, counts, tokens, members in families:
             if state.scores is None:  # a rule that looks at no token: its one row stands for all
-                picked.append((state, starts, counts))
+                picked.append((state, starts, counts, tokens))
                 continue
             batch = len(starts) // members
             own = (rows.to(starts.device) + torch.arange(members, device=starts.device)[:, None] * batch).flatten()
-            picked.append((state.select(own), starts.index_select(0, own), counts.index_select(0, own)))
-        rules, open_starts, chunk_counts = zip(*picked, strict=True)
-        return replace(self, rules=rules, open_starts=open_starts, counts=chunk_counts)
+            starts, counts, tokens = (part.index_select(0, own) for part in (starts, counts, tokens))
+            picked.append((state.select(own), starts, counts, tokens))
+        rules, open_starts, chunk_counts, chunk_tokens = zip(*picked, strict=True)
+        return replace(self, rules=rules, open_starts=open_starts, counts=chunk_counts, tokens=chunk_tokens)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,6 +123,7 @@ class LayerChunks:
         close_BGE: first query position that may see each entry, old ones included, long; `NEVER` in padding.
         uncovered_BGT: first token that lies in no entry that query t can see.
         past_tokens: tokens read before this call.
+        bias_BGE: what is added to the logits of each entry, old ones included, float32; None: nothing.
         closing: whether any chunk of each group closes in this call.
         confidence_BGE: of a router in each new entry; None where there is none, or nothing is to be learned.
         plans: of packed execution, made when the first layer asks.
@@ -129,6 +134,7 @@ class LayerChunks:
     uncovered_BGT: torch.Tensor
     past_tokens: int
     closing: tuple[bool, ...]
+    bias_BGE: torch.Tensor | None = None
     confidence_BGE: torch.Tensor | None = None
     plans: dict[tuple[int, ...], PackedPlan] = field(default_factory=dict, init=False)
 
@@ -166,6 +172,7 @@ class ChunkReader:
     def __init__(self, config: CompressedQwen3Config, routers: Sequence[BoundaryRouter] = ()) -> None:
         by_layer = rules_of(config, routers)
         self._routers, self._threshold = list(routers), config.chunk_threshold
+        self._counts_tokens = config.count_bias
         families: dict[object, list[ChunkRule]] = {}
         for rule in dict.fromkeys(rule for groups in by_layer for rule in groups):
             families.setdefault(_family(rule), []).append(rule)
@@ -188,7 +195,7 @@ class ChunkReader:
             What each layer executes over (equal layers share one object), and the state.
         """
         found: list[_Found] = []
-        rules, open_starts, counts = [], [], []
+        rules, open_starts, counts, tokens = [], [], [], []
         for number, (rule, members) in enumerate(zip(self._families, self._members, strict=True)):
             # A fixed stride looks at no token, so one row stands for all.
             rows = slice(0, 1) if isinstance(rule, FixedStride) else slice(None)
@@ -202,13 +209,17 @@ class ChunkReader:
             rules.append(after)
             open_starts.append(still_open)
             counts.append(count + layout.counts_B)
+            held = state.tokens[number] if state is not None else zero.new_zeros(len(flags), 0)
+            if self._counts_tokens and layout.entries:
+                held = _behind(held, count, layout.length_BE)[:, : int(counts[-1].max())]
+            tokens.append(held)
             parts = zip(
                 layout.start_BE.chunk(members), layout.end_BE.chunk(members), layout.close_BE.chunk(members),
-                count.chunk(members), opened.chunk(members), strict=True,
+                count.chunk(members), opened.chunk(members), held.chunk(members), strict=True,
             )  # fmt: skip
             found += [
-                _Found(ChunkLayout(start_BE=start, end_BE=end, close_BE=close), before_B, opened_B)
-                for start, end, close, before_B, opened_B in parts
+                _Found(ChunkLayout(start_BE=start, end_BE=end, close_BE=close), before_B, opened_B, tokens_BE)
+                for start, end, close, before_B, opened_B, tokens_BE in parts
             ]
         past = state.rules[0].tokens if state is not None else 0
         position_T = torch.arange(past, past + ids_BT.shape[1], device=ids_BT.device)
@@ -219,8 +230,17 @@ class ChunkReader:
             groups: _layer([found[n] for n in groups], position_T, past, weights, self._threshold)
             for groups in dict.fromkeys(self._layers)
         }
+        if self._counts_tokens:
+            made = {
+                groups: replace(chunks, bias_BGE=_bias([found[n] for n in groups], chunks.close_BGE.shape[2]))
+                for groups, chunks in made.items()
+            }
         after_state = ChunkState(
-            rules=tuple(rules), open_starts=tuple(open_starts), counts=tuple(counts), members=self._members
+            rules=tuple(rules),
+            open_starts=tuple(open_starts),
+            counts=tuple(counts),
+            tokens=tuple(tokens),
+            members=self._members,
         )
         return [made[groups] for groups in self._layers], after_state
 
@@ -258,6 +278,7 @@ class _Found(NamedTuple):
     layout: ChunkLayout
     before: torch.Tensor  # entries before the call
     open_start: torch.Tensor  # of the chunk that was open before it
+    tokens: torch.Tensor  # of all chunks that have closed, with those of the call
 
 
 def _layer(
@@ -296,6 +317,18 @@ def _layer(
         uncovered_BGT=uncovered_BGT,
         past_tokens=past,
     )
+
+
+def _bias(found: list[_Found], entries: int) -> torch.Tensor:
+    """The bias log n of every entry that stands for n tokens; 0 in padding. [B, G, entries]."""
+    tokens = [torch.nn.functional.pad(one.tokens, (0, entries - one.tokens.shape[1])) for one in found]
+    return torch.stack(tokens, dim=1).clamp(min=1).log()
+
+
+def _behind(old_BE: torch.Tensor, counts_B: torch.Tensor, new_BE: torch.Tensor) -> torch.Tensor:
+    """New numbers close behind the `counts` old ones of each row; 0 in padding. [B, old + new]."""
+    place_BE = counts_B[:, None] + torch.arange(new_BE.shape[1], device=new_BE.device)
+    return torch.nn.functional.pad(old_BE, (0, new_BE.shape[1])).scatter(1, place_BE, new_BE)
 
 
 def _old_entries(counts_BG: torch.Tensor, total: int) -> torch.Tensor:

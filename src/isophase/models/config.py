@@ -31,6 +31,10 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
             without compression.
         local_memory: `window`: the last `local_window` tokens are exact; `tail`: the tokens of the unfinished
             stride (and always the query's own).
+        sink_tokens: first tokens of a text that stay exact for every query, beside the entries that cover them;
+            ignored without compression.
+        count_bias: whether the logit of an entry is raised by log n, n the tokens of its chunk without the overlap, so
+            that it weighs as much as n exact tokens with its key would; ignored without compression.
         slot_parameters: which slots of a window share gate and payload matrices: `offset` none, `series` those
             of one stride block (W must be a multiple of S), `shared` all; `both`: what all share plus, at first 0,
             what belongs to the slot, so that what is learned at one slot is known at all.
@@ -64,10 +68,11 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
         **kwargs: as `transformers.Qwen3Config`.
 
     Raises:
-        ValueError: if only one of window and stride is given, the stride exceeds the window, or one of
-            them is no whole number.
+        ValueError: if only one of window and stride is given, the stride exceeds the window, one of them is no
+            whole number, or another setting is impossible.
 
-    Source: Zhu et al., arXiv 2609.36322, controlled pretraining; DeepSeek V4 for the grid.
+    Source: Zhu et al., arXiv 2609.36322, controlled pretraining; DeepSeek V4 for the grid; Xiao et al., arXiv
+    2309.17453, for sinks.
     """
 
     model_type = "compressed_qwen3"
@@ -76,6 +81,8 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
     compression_stride: int | None = None
     local_window: int = 16
     local_memory: str = "window"
+    sink_tokens: int = 0
+    count_bias: bool = False
     slot_parameters: str = "offset"
     gate: str = "scalar"
     gate_bias: bool = True
@@ -112,6 +119,10 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
             )
         if self.compressed and self.local_window < 1:
             raise ValueError(f"local_window={self.local_window} must be at least 1 token")
+        if type(self.sink_tokens) is not int or self.sink_tokens < 0:
+            raise ValueError(f"sink_tokens={self.sink_tokens!r} must be a whole number of tokens, at least 0")
+        if not isinstance(self.count_bias, bool):
+            raise ValueError(f"count_bias={self.count_bias!r} must be true or false")
         self._check_chunks()
 
         for name, allowed in _CHOICES.items():
@@ -186,7 +197,7 @@ class CompressedQwen3Config(Qwen3Config):  # type: ignore[misc]
 
     @property
     def exact_tokens(self) -> int:
-        """Most exact tokens that a query can read beside the entries, its own included."""
+        """Most exact tokens that a query can read beside entries and sinks, its own included."""
         if self.chunk_rule != "fixed":
             return max(self.local_window, self.chunk_max_tokens + self._lookahead + 1)
         grid = self.grid

@@ -1,4 +1,4 @@
-"""The compressed memory as a transformers cache: closed entries, open tokens, exact local window.
+"""The compressed memory as a transformers cache: closed entries, open tokens, exact local window, exact sinks.
 
 Legend: B batch, K KV heads, E entries, L local tokens, T new tokens, D model width, H head width.
 """
@@ -21,18 +21,19 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
     """One layer's memory. It reports the logical length and stores fewer entries.
 
     What is kept between calls: entries of closed chunks, ragged, in pages; the hidden states of tokens that
-    a later entry may still read; the exact keys and values that a later query may still read. Prefill in
+    a later entry may still read; the exact keys and values that a later query may still read, sinks always. Prefill in
     any split therefore gives the entries of one shot. While the past is recorded, nothing older is dropped
     until the next crop, so that the tokens read since then can be taken back.
 
     Args:
         open_tokens: most tokens that lie in no entry yet, with the overlap that their entry reads.
-        exact_tokens: most exact tokens that a query reads, its own included.
+        exact_tokens: most exact tokens that a query reads, its own included, sinks aside.
+        sink_tokens: first tokens that stay exact.
     """
 
     # Not `super().__init__()`: it would set `keys` and `values`, which are views here.
-    def __init__(self, open_tokens: int, exact_tokens: int) -> None:
-        self.open_tokens, self.exact_tokens = open_tokens, exact_tokens
+    def __init__(self, open_tokens: int, exact_tokens: int, sink_tokens: int = 0) -> None:
+        self.open_tokens, self.exact_tokens, self.sink_tokens = open_tokens, exact_tokens, sink_tokens
         self.record_past = False
         self._clear()
 
@@ -41,6 +42,8 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.pages = PagedEntries()
         self.local_keys: torch.Tensor | None = None  # exact, [B, K, L, H]
         self.local_values: torch.Tensor | None = None
+        self.sink_keys: torch.Tensor | None = None  # of sinks before the exact ones, [B, K, <= sink tokens, H]
+        self.sink_values: torch.Tensor | None = None
         self.open_hidden: torch.Tensor | None = None  # [B, <= open tokens, D]
         self.is_initialized = False
 
@@ -80,8 +83,8 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
             values_BKTH: exact values of the new tokens.
 
         Returns:
-            Keys and values of the exact tokens that the new queries may read, each [B, K, L, H]; L is at most
-            `exact_tokens - 1 + T`.
+            Keys and values of the exact tokens that the new queries may read, each [B, K, L, H]: sinks that are not
+            among the newest `exact_tokens - 1 + T`, then those.
         """
         if entry_keys_BKEH.shape[2] or not self.is_initialized:
             self.pages.append(entry_keys_BKEH, entry_values_BKEH, chunks.filled_BGE)
@@ -96,10 +99,28 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         self.cumulative_length += new
         self.is_initialized = True
         self.local_keys, self.local_values, self.open_hidden = keys, values, hidden_BTD
+        read = self.exact_tokens - 1 + new
+        sinks = self._sinks(self.cumulative_length - read)
         if not self.record_past:
             self._trim()
-        read = self.exact_tokens - 1 + new
-        return _last(keys, read, 2), _last(values, read, 2)
+        keys, values = _last(keys, read, 2), _last(values, read, 2)
+        if sinks is not None:
+            keys, values = torch.cat([sinks[0], keys], dim=2), torch.cat([sinks[1], values], dim=2)
+        return keys, values
+
+    def _sinks(self, before: int) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Keys and values of the sinks before a token, at least the first that is kept; None where there are none."""
+        assert self.local_keys is not None
+        assert self.local_values is not None
+        more = min(self.sink_tokens, before) - (self.cumulative_length - self.local_keys.shape[2])
+        if more <= 0:
+            return None if self.sink_keys is None or self.sink_values is None else (self.sink_keys, self.sink_values)
+        # `cat` copies also where there is one part: sinks keep no long prompt alive.
+        keys, values = (
+            torch.cat([part for part in (apart, kept[:, :, :more]) if part is not None], dim=2)
+            for apart, kept in ((self.sink_keys, self.local_keys), (self.sink_values, self.local_values))
+        )
+        return keys, values
 
     def take_back(self, tokens: int, counts_BG: torch.Tensor | None) -> None:
         """Forget the newest tokens, then what is older than any later call can read.
@@ -122,6 +143,8 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         assert self.local_keys is not None
         assert self.local_values is not None
         assert self.open_hidden is not None
+        sinks = self._sinks(self.cumulative_length - (self.exact_tokens - 1))
+        self.sink_keys, self.sink_values = sinks if sinks is not None else (None, None)
         self.local_keys = _last(self.local_keys, self.exact_tokens - 1, 2, alone=True)
         self.local_values = _last(self.local_values, self.exact_tokens - 1, 2, alone=True)
         self.open_hidden = _last(self.open_hidden, self.open_tokens, 1, alone=True)
@@ -131,7 +154,7 @@ class CompressedLayer(CacheLayerMixin):  # type: ignore[misc]
         return self.pages.stored_bytes() + sum(t.untyped_storage().nbytes() for t in self._states().values())
 
     def _states(self) -> dict[str, torch.Tensor]:
-        names = ("local_keys", "local_values", "open_hidden")
+        names = ("local_keys", "local_values", "sink_keys", "sink_values", "open_hidden")
         return {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
 
     def _select(self, rows: torch.Tensor) -> None:
@@ -235,7 +258,9 @@ class CompressedCache(Cache):  # type: ignore[misc]
     def __init__(self, config: CompressedQwen3Config) -> None:
         super().__init__(
             layers=[
-                CompressedLayer(config.open_tokens, config.exact_tokens) if config.compressed else DynamicLayer()
+                CompressedLayer(config.open_tokens, config.exact_tokens, config.sink_tokens)
+                if config.compressed
+                else DynamicLayer()
                 for _ in range(config.num_hidden_layers)
             ]
         )

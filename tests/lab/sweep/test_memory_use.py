@@ -26,6 +26,10 @@ def test_a_fixed_grid_has_one_entry_a_stride(local_memory: str, exact: int) -> N
     settings = {"compression_window": 16, "compression_stride": 8, "local_window": 5, "local_memory": local_memory}
     use = memory_use(CompressedQwen3Config(**settings), [prompt([1] * 30)])
     assert (use.tokens_per_entry, use.exact_tokens) == (8, exact)
+    # Of 30 tokens; a sink among the newest is not counted twice.
+    for sinks, more in ((4, 4), (99, 30 - exact)):
+        use = memory_use(CompressedQwen3Config(**settings, sink_tokens=sinks), [prompt([1] * 30)])
+        assert (use.tokens_per_entry, use.exact_tokens) == (8, exact + more)
 
 
 def test_staggered_heads_are_averaged() -> None:

@@ -16,7 +16,8 @@ from rich.console import Console
 from isophase.cli.main import main
 from isophase.errors import IsophaseError
 from isophase.lab.sweep.grid import is_finished, open_folder, read_sweep, run_local, run_one
-from isophase.lab.sweep.report import write_tables
+from isophase.lab.sweep.report import memory_name, write_tables
+from isophase.models import TrainingRecord
 
 RECIPES = Path(__file__).parents[3] / "recipes"
 QUIET = Console(quiet=True)
@@ -160,6 +161,30 @@ def test_one_failed_run_does_not_stop_the_others(write_sweep, tmp_path: Path, mo
         with pytest.raises(SystemExit):
             main()
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "stride", "words"),
+    [
+        ({}, None, "full"),
+        ({"sink_tokens": 4}, None, "full"),
+        ({}, 8, "8/8"),
+        (
+            {"grid_shift": "heads", "count_bias": True, "sink_tokens": 4},
+            8,
+            "8/8, shifted by heads, count bias, 4 sinks",
+        ),
+        ({"chunk_rule": "local_maximum"}, None, "local_maximum of hash"),
+        (
+            {"chunk_rule": "threshold", "chunk_score": "cosine", "count_bias": True},
+            None,
+            "threshold of cosine, count bias",
+        ),
+    ],
+)
+def test_a_memory_is_named_by_what_it_is(model, stride, words) -> None:
+    record = TrainingRecord.model_construct(window_tokens=stride, stride_tokens=stride)
+    assert memory_name(model, record) == words
 
 
 def test_a_strange_folder_is_refused(write_sweep, tmp_path: Path) -> None:

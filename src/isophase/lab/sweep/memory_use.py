@@ -68,6 +68,7 @@ def _exact(config: CompressedQwen3Config, uncovered: int, length: int) -> int:
     """Exact tokens that the last of `length` tokens reads, of which no entry covers the last `uncovered`."""
     near = min(config.local_window, length)
     if config.local_memory == "tail":
-        return max(uncovered, 1)
-    # On a fixed grid the local window alone decides.
-    return near if config.chunk_rule == "fixed" else max(near, uncovered)
+        newest = max(uncovered, 1)
+    else:  # on a fixed grid the local window alone decides
+        newest = near if config.chunk_rule == "fixed" else max(near, uncovered)
+    return min(newest + config.sink_tokens, length)

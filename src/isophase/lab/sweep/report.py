@@ -136,14 +136,18 @@ def _row(run: Run, out: Path, audit: str) -> Row:
 
 
 def memory_name(model: dict[str, Any], record: TrainingRecord) -> str:
-    """How a recipe's model cuts its cache: `full`, `8/8`, `8/8, shifted by heads`, `local_maximum of hash`."""
-    rule = model.get("chunk_rule", "fixed")
+    """How a recipe's model cuts its cache: `full`, `8/8`, `8/8, shifted by heads`, `local_maximum of hash, 4 sinks`."""
+    rule, shift = model.get("chunk_rule", "fixed"), model.get("grid_shift", "none")
     if rule != "fixed":
-        return f"{rule} of {model.get('chunk_score', 'hash')}"
-    if record.stride_tokens is None:
+        words = [f"{rule} of {model.get('chunk_score', 'hash')}"]
+    elif record.stride_tokens is None:
         return "full"
-    shift = model.get("grid_shift", "none")
-    return f"{record.window_tokens}/{record.stride_tokens}" + ("" if shift == "none" else f", shifted by {shift}")
+    else:
+        words = [f"{record.window_tokens}/{record.stride_tokens}"]
+    words += [f"shifted by {shift}"] if shift != "none" else []
+    words += ["count bias"] if model.get("count_bias") else []
+    words += [f"{model['sink_tokens']} sinks"] if model.get("sink_tokens") else []
+    return ", ".join(words)
 
 
 def vote_shifts(audit: Path) -> tuple[int, ...]:

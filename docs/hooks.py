@@ -41,7 +41,7 @@ PACKAGES: dict[str, tuple[str, list[str]]] = {
     "cache": ("Compress the cache of an existing model.", [""]),
     "prefill": ("Read long prompts sparsely.", [""]),
     "retrieval": ("Embed and search long documents.", ["", "late.adapters", "index.tables", "index.search"]),
-    "chunking": ("Where chunks start, and what everyone else reads.", ["rules", "layout", "packing"]),
+    "chunking": ("Where chunks start, and what everyone else reads.", ["rules", "layout", "packing", "merging"]),
     "models": (
         "Trainable causal language models with a compressed memory.",
         ["config", "qwen3", "memory", "pages", "router", "bundled"],
@@ -49,13 +49,13 @@ PACKAGES: dict[str, tuple[str, list[str]]] = {
     "mitigate": (
         "Remedies for models that are already deployed.",
         [
-            "vote.generate", "vote.shifts", "vote.combine", "align.text", "align.plan", "align.file", "repair",
+            "vote.generate", "vote.shifts", "vote.combine", "align.text", "align.plan", "align.file", "repair.run",
             "proxy.app", "proxy.settings",
         ],
     ),
     "lab": (
         "Train matched models, sweep over them, and find causes.",
-        ["train.recipe", "train.run", "sweep.grid", "sweep.report", "explain.run", "explain.schema", "prefill_search"],
+        ["train.recipe", "train.run", "sweep.grid", "sweep.report", "explain.run", "explain.schema"],
     ),
 }  # fmt: skip
 

@@ -279,6 +279,6 @@ print(f"{page}  {page.with_suffix('.json')}")
 # ## What next
 #
 # - [Audit your own model](../docs/guides/audit-a-model.md): Hugging Face models, and sizes that suit them.
-# - [Reading a report](../docs/reading-a-report.md): every figure and every field.
+# - [Reading a report](../docs/guides/read-a-report.md): every figure and every field.
 # - [Find the cause](../docs/guides/find-the-cause.md), or the notebook [why a model is sick](why_a_model_is_sick.py).
 # - [The cure](../docs/results/cure.md): what chunks that follow the content do about it.

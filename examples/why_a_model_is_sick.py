@@ -230,6 +230,6 @@ print(page)
 # ## What next
 #
 # - [Find the cause](../docs/guides/find-the-cause.md) in a model of your own.
-# - [The mechanism](../docs/mechanism.md): what each intervention does, and its limits.
+# - [The mechanism](../docs/explanations/mechanism.md): what each intervention does, and its limits.
 # - [The cure](../docs/results/cure.md): the same task with chunks that start at records.
 # - [Audit a model](audit_a_model.py), the notebook before this one.

@@ -149,7 +149,7 @@ def test_ctrl_c_leaves_a_run_that_resumes(process, isophase, tmp_path, words_fol
 @pytest.mark.slow
 def test_the_protocol_of_the_paper_says_its_cost_first(process, smollm2_folder):
     """The commands of docs/guides/audit-a-model.md, up to the first questions of 128,000 tokens."""
-    page = (Path(__file__).parents[2] / "docs" / "servers.md").read_text().replace("\\\n", " ")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "audit-a-model.md").read_text().replace("\\\n", " ")
     lines = [shlex.split(line)[1:] for line in page.splitlines() if "--length 128000" in line]
     assert [line[0] for line in lines] == ["plan", "audit"]
     assert lines[0][1:] == lines[1][1:]

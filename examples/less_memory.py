@@ -306,4 +306,4 @@ finish(figure, "memory-edges")
 #   [whether the phase matters](../docs/results/cache-phase.md): measured with intervals, at 300 to 4,000 tokens.
 # - `isophase needle hf:folder` does what this notebook does, resumably, with a page of figures; `isophase audit
 #   hf:folder --cache "chunkkv(budget=128)"` decides whether the phase matters.
-# - [All methods and settings](../docs/guides/less-memory.md): budgets in entries, ratios or bytes, by layer and by head.
+# - [All methods and settings](../docs/guides/less-memory.md): budgets in entries, ratios or bytes, by layer, by head.

@@ -6,14 +6,18 @@ from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any
 
+import torch
+
 from isophase.cache.methods.base import Method
 from isophase.cache.methods.chunkkv import ChunkKV
-from isophase.cache.methods.dynamic import DynamicChunkKV, delimiter_rule, hash_rule
+from isophase.cache.methods.dynamic import DynamicChunkKV, delimiter_rule, hash_rule, word_rule
 from isophase.cache.methods.full import Full
+from isophase.cache.methods.melted import Melted, sharp_tokens
 from isophase.cache.methods.merged import MergedChunks
 from isophase.cache.methods.snapkv import SnapKV
 from isophase.cache.methods.streaming import StreamingLLM
 from isophase.cache.methods.voted import VotedChunkKV
+from isophase.chunking import ChunkRule, FixedStride
 from isophase.errors import IsophaseError
 from isophase.specs import read_call, refuse_strangers
 
@@ -25,10 +29,16 @@ METHODS: dict[str, type[Method]] = {
     "voted": VotedChunkKV,
     "dynamic": DynamicChunkKV,
     "merged": MergedChunks,
+    "melted": Melted,
 }
 EXAMPLE = "chunkkv(budget=128, chunk_tokens=10)"
-RULES = ("delimiters", "hash")
-_RULE_SETTINGS = ("radius_tokens", "max_tokens")
+# Rules of chunks as text, with the settings that each takes.
+RULES = {
+    "delimiters": ("radius_tokens", "max_tokens"), "hash": ("radius_tokens", "max_tokens"), "words": ("max_tokens",),
+    "fixed": ("stride_tokens", "shift_tokens"),
+}  # fmt: skip
+# Which setting of a method holds a rule, and which rule it is where none is named.
+_RULED: dict[type[Method], tuple[str, str | None]] = {DynamicChunkKV: ("rule", "delimiters"), Melted: ("units", None)}
 
 
 def parse_method(spec: str, decode: Callable[[list[int]], str], vocabulary: int) -> Method:
@@ -53,18 +63,11 @@ def parse_method(spec: str, decode: Callable[[list[int]], str], vocabulary: int)
     kind = METHODS.get(name)
     if kind is None:
         raise IsophaseError(f"cache method {name!r} is unknown.", f"Give one of {', '.join(METHODS)}.")
-    if kind is DynamicChunkKV:
-        rule = settings.pop("rule", "delimiters")
-        sizes = {key: settings.pop(key) for key in _RULE_SETTINGS if key in settings}
-        if rule not in RULES:
-            raise IsophaseError(f"rule {rule!r} of {spec!r} is unknown.", f"Give one of {', '.join(RULES)}.")
-        try:
-            made = delimiter_rule(decode, vocabulary, **sizes) if rule == "delimiters" else hash_rule(**sizes)
-        except (TypeError, ValueError) as error:
-            raise IsophaseError(f"{spec!r}: {error}.") from error
-        settings["rule"] = made
+    settings, offered = _with_rule(kind, spec, settings, decode, vocabulary)
     known = [f.name for f in fields(kind) if f.init]
-    refuse_strangers(name, settings, [*known, *(_RULE_SETTINGS if kind is DynamicChunkKV else ())])
+    refuse_strangers(name, settings, [*known, *offered])
+    if kind is Melted:
+        settings["sharp"] = _sharp(settings.get("sharp", "digits"), spec, decode, vocabulary)
     wrong = next((f for f in fields(kind) if f.name in settings and not _fits(settings[f.name], f)), None)
     if wrong is not None:
         raise IsophaseError(f"{wrong.name} of {spec!r} is {settings[wrong.name]!r}.", f"It is {wrong.type}.")
@@ -72,6 +75,49 @@ def parse_method(spec: str, decode: Callable[[list[int]], str], vocabulary: int)
         return kind(**settings)
     except ValueError as error:
         raise IsophaseError(f"{spec!r}: {error}.") from error
+
+
+def _with_rule(
+    kind: type[Method], spec: str, settings: dict[str, Any], decode: Callable[[list[int]], str], vocabulary: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Settings with the rule made of its name, and the settings that the rule takes.
+
+    Raises:
+        IsophaseError: for an unknown rule or sizes out of range.
+    """
+    if kind not in _RULED:
+        return settings, ()
+    where, default = _RULED[kind]
+    rule = settings.get(where, default)
+    if rule is None:
+        return settings, ()
+    if rule not in RULES:
+        raise IsophaseError(f"rule {rule!r} of {spec!r} is unknown.", f"Give one of {', '.join(RULES)}.")
+    sizes = {key: settings[key] for key in RULES[rule] if key in settings}
+    made: dict[str, Callable[..., ChunkRule]] = {
+        "delimiters": lambda **given: delimiter_rule(decode, vocabulary, **given),
+        "words": lambda **given: word_rule(decode, vocabulary, **given),
+        "hash": hash_rule,
+        "fixed": lambda **given: FixedStride(**{"stride_tokens": 4, **given}),
+    }
+    try:
+        chunks = made[rule](**sizes)
+    except (TypeError, ValueError) as error:
+        raise IsophaseError(f"{spec!r}: {error}.") from error
+    return {**{k: v for k, v in settings.items() if k not in sizes}, where: chunks}, RULES[rule]
+
+
+def _sharp(
+    value: Any, spec: str, decode: Callable[[list[int]], str], vocabulary: int
+) -> torch.Tensor | None:  # fmt: skip
+    """What stays sharp, from `digits`, `none`, or nats for tokens with a digit."""
+    if value in ("none", None):
+        return None
+    if value == "digits":
+        return sharp_tokens(decode, vocabulary)
+    if type(value) in (int, float) and value > 0:
+        return sharp_tokens(decode, vocabulary, nats=float(value))
+    raise IsophaseError(f"sharp of {spec!r} is {value!r}.", "Give digits, none, or nats for tokens that hold a digit.")
 
 
 def _whole(value: Any) -> bool:
@@ -82,7 +128,7 @@ def _whole(value: Any) -> bool:
 def _fits(value: Any, field: Any) -> bool:
     """Whether a value has the type that a field's default or annotation shows."""
     kind = str(field.type)
-    if field.name == "rule":
+    if field.name in ("rule", "units", "sharp"):
         return True
     if field.name == "budget":
         return (

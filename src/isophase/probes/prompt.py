@@ -27,6 +27,8 @@ class Prompt:
             empty for most probes.
         valid_first_ids: first tokens of all well-formed answers; any other output is
             `wrong_format`. Empty: do not judge the format.
+        context_tokens: tokens before the question: a memory that does not know the question is made of these. None:
+            no question is told apart.
     """
 
     ids: npt.NDArray[np.int32]
@@ -37,6 +39,7 @@ class Prompt:
     span_tokens: int
     choices: tuple[tuple[int, ...], ...] = ()
     valid_first_ids: frozenset[int] = frozenset()
+    context_tokens: int | None = None
 
     @property
     def query_position_tokens(self) -> int:

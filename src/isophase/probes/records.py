@@ -137,6 +137,7 @@ class RecordsProbe:
             position_tokens=item.start_tokens + column + self._key_offset,
             span_tokens=self._span_tokens,
             valid_first_ids=self._valid_first_ids,
+            context_tokens=len(ids) - len(item.question),
         )
 
     def _parts(self, item: _Item, number: int, column: int) -> tuple[Ids, ...]:

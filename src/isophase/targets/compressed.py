@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from isophase.cache import ChunkKV, Method, OpenCache, Record, compress, compressed, parse_method
+from isophase.cache import Melted, Method, OpenCache, Record, compress, compressed, parse_method
 from isophase.errors import IsophaseError
 from isophase.models import cache_argument
 from isophase.probes import Prompt
@@ -34,6 +34,9 @@ class CompressedTarget(ModifiedTarget):
     by itself. Targets of one model that are asked
     the same prompts one after another share the reading, which full attention does whatever the method.
 
+    A memory that melts is made while a prompt is read, in parts, without knowing the question: where a prompt tells its
+    question apart, the question reads the text through the memory alone.
+
     Args:
         path: safetensors folder or hub id.
         cache: method, such as `chunkkv(budget=128)`.
@@ -47,8 +50,7 @@ class CompressedTarget(ModifiedTarget):
         super().__init__(path, call=cache, fact="cache", told=cache, **kwargs)
         vocabulary = len(load_part(AutoTokenizer, path, "tokenizer", **self._extra))
         self.method: Method = parse_method(cache, self.tokenizer.decode, vocabulary)
-        stride = self.method.chunk_tokens if isinstance(self.method, ChunkKV) else 1
-        if stride > 1:
+        if (stride := self.method.grid_tokens) is not None:
             self.added_grids = [Grid(stride_tokens=stride, kind="payload", setting="chunk_tokens of the cache")]
 
     @property
@@ -96,10 +98,28 @@ class CompressedTarget(ModifiedTarget):
             np.stack([np.concatenate([p.ids, np.asarray(a[:-1])]) for p, a in zip(group, answers, strict=True)])
         ).long()
         rows = max(1, self.batch_tokens // ids_BT.shape[1])
-        out = []
+        ask = self._ask_in_parts if self.method.melts else self._ask_recorded
+        context = None if any(p.context_tokens is None for p in group) else group[0].context_tokens
         with torch.inference_mode():
-            for first in range(0, len(ids_BT), rows):
-                chunk = ids_BT[first : first + rows]
-                with compressed(self.model, self._recording(chunk[:, :-keep]), self.method) as cache:
-                    out.append(self._forward(chunk[:, -keep:], keep, use_cache=True, **cache_argument(cache)).logits)
+            out = [ask(ids_BT[first : first + rows], keep, context) for first in range(0, len(ids_BT), rows)]
         return torch.cat(out)
+
+    def _ask_recorded(self, ids_BT: torch.Tensor, keep: int, context: int | None) -> torch.Tensor:
+        """Logits behind the last `keep` tokens, from what the method kept of those before."""
+        with compressed(self.model, self._recording(ids_BT[:, :-keep]), self.method) as cache:
+            found: torch.Tensor = self._forward(ids_BT[:, -keep:], keep, use_cache=True, **cache_argument(cache)).logits
+        return found
+
+    def _ask_in_parts(self, ids_BT: torch.Tensor, keep: int, context: int | None) -> torch.Tensor:
+        """The same from a memory that was made as the text was read, and read by the question."""
+        assert isinstance(self.method, Melted)
+        try:
+            memory = compress(self.model, self.method)
+        except ValueError as error:
+            raise IsophaseError(f"{self.name}: {error}.") from error
+        ends = ids_BT.shape[1] - keep if context is None else min(context, ids_BT.shape[1] - keep)
+        with memory as cache:
+            for part in torch.split(ids_BT[:, :ends], self.method.part_tokens, dim=1):
+                self._forward(part, 1, use_cache=True, **cache_argument(cache))
+            found: torch.Tensor = self._forward(ids_BT[:, ends:], keep, use_cache=True, **cache_argument(cache)).logits
+        return found

@@ -91,6 +91,11 @@ class Method:
         return False
 
     @property
+    def grid_tokens(self) -> int | None:
+        """Stride of the fixed grid that the method cuts texts into; None where there is none."""
+        return None
+
+    @property
     def needs_attention(self) -> bool:
         """Whether attention received is taken down while a part is read."""
         return False

@@ -69,6 +69,11 @@ class ChunkKV(Method):
         if not 0 <= self.shift_tokens < self.chunk_tokens:
             raise ValueError(f"shift_tokens {self.shift_tokens} must lie in 0..{self.chunk_tokens - 1}")
 
+    @property
+    def grid_tokens(self) -> int | None:
+        """The chunks."""
+        return self.chunk_tokens if self.chunk_tokens > 1 else None
+
     def score(self, scene: Scene) -> torch.Tensor:
         """Summed votes of each entry's chunk."""
         chunk_BKE = (scene.index_BKE + (-self.shift_tokens) % self.chunk_tokens) // self.chunk_tokens

@@ -13,7 +13,7 @@ import torch
 from isophase.cache.methods.base import Method
 from isophase.cache.methods.chunkkv import Average, chunk_scores, votes_by_kv_head
 from isophase.cache.methods.scene import Scene
-from isophase.chunking import ChunkRule, LocalMaximum, RuleState, TokenHash, TokenRanks
+from isophase.chunking import ChunkRule, LocalMaximum, RuleState, Threshold, TokenHash, TokenRanks
 
 _LINE_END, _SENTENCE_END, _PAUSE = 3, 2, 1
 
@@ -71,6 +71,21 @@ def _rank(text: str) -> int:
     if body.endswith((".", "!", "?", "。", "！", "？")):
         return _SENTENCE_END
     return _PAUSE if body.endswith((",", ";", ":", "，", "；", "：", "、")) else 0
+
+
+def word_rule(decode: Callable[[list[int]], str], vocabulary: int, *, max_tokens: int = 16) -> ChunkRule:
+    """Chunks that are words, with the space before them; punctuation stands for itself.
+
+    Args:
+        decode: text of token ids.
+        vocabulary: number of token ids.
+        max_tokens: longest chunk.
+    """
+    # Two tokens, because decoders drop the space at the start of a text.
+    stem = decode([0])
+    texts = (decode([0, token])[len(stem) :] for token in range(vocabulary))
+    ranks = tuple(int(not text[:1].isalnum()) for text in texts)
+    return Threshold(score=TokenRanks(ranks=ranks, break_ties=False), threshold=0, max_tokens=max_tokens)
 
 
 def hash_rule(*, radius_tokens: int = 4, max_tokens: int = 24) -> ChunkRule:

@@ -43,6 +43,8 @@ class Melted(Method):
         window_tokens: newest tokens, which stay exact.
         most_tokens: longest entry, unless the budget asks for longer ones.
         every_tokens: tokens that are decoded before the next melting; None: what is decoded stays exact.
+        part_tokens: whoever reads a long text for this memory reads it in parts of so many tokens: a part is attended
+            to exactly until it ends, so the memory never holds more than its promise and one part.
 
     Raises:
         ValueError: for a budget without room between sinks and window, or a value out of range.
@@ -59,6 +61,7 @@ class Melted(Method):
     window_tokens: int = 32
     most_tokens: int = 32
     every_tokens: int | None = 32
+    part_tokens: int = 128
 
     def __post_init__(self) -> None:
         given = (self.tokens_per_entry, self.budget, self.ratio, self.budget_bytes)
@@ -80,6 +83,8 @@ class Melted(Method):
             raise ValueError(f"sink_tokens {self.sink_tokens} must not be negative")
         if self.window_tokens < 1:
             raise ValueError(f"window_tokens {self.window_tokens} must be at least 1: the newest token is never melted")
+        if self.part_tokens < 1:
+            raise ValueError(f"part_tokens {self.part_tokens} must be at least 1")
         if self.most_tokens < 2:
             raise ValueError(f"most_tokens {self.most_tokens} must be at least 2")
         least = self.sink_tokens + self.window_tokens + 1
@@ -113,6 +118,12 @@ class Melted(Method):
     def chunk_rule(self) -> ChunkRule | None:
         """The rule of the units; where there is none, any: information belongs to token ids, which must be read."""
         return self.units if self.units is not None else _ONE_TOKEN
+
+    @property
+    def grid_tokens(self) -> int | None:
+        """Stride of units on a fixed grid."""
+        stride = self.units.stride_tokens if isinstance(self.units, FixedStride) else 1
+        return stride if stride > 1 else None
 
     @property
     def needs_information(self) -> bool:

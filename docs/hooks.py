@@ -49,7 +49,7 @@ PACKAGES: dict[str, tuple[str, list[str]]] = {
     "mitigate": (
         "Remedies for models that are already deployed.",
         [
-            "vote.generate", "vote.shifts", "vote.combine", "align.text", "align.plan", "align.file", "repair.run",
+            "vote.generate", "vote.shifts", "vote.rules", "align.text", "align.plan", "align.file", "repair.run",
             "proxy.app", "proxy.settings",
         ],
     ),

@@ -132,6 +132,9 @@ def test_what_is_listed_is_there(package: str) -> None:
         assert getattr(module, name) is not None, name
     if OFFERED[package]:
         assert set(OFFERED[package]) == public(package)
+        # A module of the same name would take the place of what is offered.
+        beside = {path.stem for path in PACKAGES[package].parent.iterdir()}
+        assert not public(package) & beside
     with pytest.raises(AttributeError, match="nothing_like_it"):
         module.nothing_like_it  # noqa: B018
 

@@ -87,7 +87,7 @@ def test_long_sentences_stay_whole_up_to_48_tokens(tokens, cut) -> None:
         ("chunkkv(budget=64, share_heads=1)", "is 1."),
         ("chunkkv(budget=8)", "budget 8 is below the window of 16 tokens"),
         ("chunkkv", "exactly one"),
-        ("dynamic(budget=64, rule=words)", "rule 'words' of"),
+        ("dynamic(budget=64, rule=verses)", "rule 'verses' of"),
         ("dynamic(budget=64, radius_tokens=0)", "radius 0 must be at least 1"),
         ("dynamic(budget=64, radius=2)", "no setting 'radius'"),
     ],

@@ -18,7 +18,7 @@ from isophase.cli.main import main
 from isophase.errors import IsophaseError
 from isophase.models.compat import cache_argument
 from isophase.needle.prompts import NeedleTask
-from isophase.needle.report import summary
+from isophase.needle.report import results_table
 from isophase.needle.run import run_needle, settings_for
 from isophase.needle.settings import parse_lengths
 from isophase.needle.store import ANSWERS, NeedleAnswer, read_answers
@@ -193,7 +193,7 @@ def test_the_terminal_shows_whole_names_in_80_columns(target, tmp_path) -> None:
         for row in range(settings.prompts)
     }  # fmt: skip
     console = Console(width=80, file=io.StringIO(), highlight=False)
-    console.print(summary(summarise(settings, answers, 12)))
+    console.print(results_table(summarise(settings, answers, 12)))
     lines = console.file.getvalue().splitlines()
     for number, name in enumerate(caches, start=1):
         assert f"{number}  {name}" in [line.rstrip() for line in lines]

@@ -139,7 +139,7 @@ def test_patterns_as_text() -> None:
         "tri_shape": "pattern 'tri_shape' is unknown. Give one of dense, a_shape, vertical_slash, block_sparse.",
         "a_shape(128)": "cannot read the pattern",
         "a_shape(": "cannot read the pattern",
-        "a_shape(width=3)": "a_shape has no size 'width'. It has first_tokens, local_tokens.",
+        "a_shape(width=3)": "a_shape has no setting 'width'. It has first_tokens, local_tokens.",
         "a_shape(first_tokens='3')": "first_tokens of .* is '3'. Give a whole number.",
         "a_shape(first_tokens=0)": "first_tokens is 0; give 1 or more",
         "block_sparse(overlap=3)": "overlap is 3; give a divisor of the 64 tokens",

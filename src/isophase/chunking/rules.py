@@ -172,7 +172,7 @@ class TokenRanks:
         break_ties: without, the leftmost of equals is the maximum, and tokens of rank 0 start nothing.
     """
 
-    ranks: tuple[int, ...]
+    ranks: tuple[int, ...] = field(repr=False)
     salt: int = 0
     break_ties: bool = True
     needs_hidden: bool = field(default=False, init=False)

@@ -53,7 +53,15 @@ def needle(
         raise IsophaseError(f"--margin is {margin}; it must lie between 0 and 0.5.", "The usual one is 0.02.")
     text = _read(haystack)
     try:
-        from isophase.needle import NeedleTask, render_json, run_needle, settings_for, summarise, summary, write_report
+        from isophase.needle import (
+            NeedleTask,
+            render_json,
+            results_table,
+            run_needle,
+            settings_for,
+            summarise,
+            write_report,
+        )
         from isophase.targets import HuggingFaceTarget
     except ImportError as error:
         raise IsophaseError(
@@ -77,7 +85,7 @@ def needle(
     page = write_report(result, folder)
     opt.write_json(render_json(result), json)
     console = opt.console_for_people(json)
-    console.print(summary(result), markup=False)
+    console.print(results_table(result), markup=False)
     console.print(f"Report: {page}", soft_wrap=True, markup=False)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.vote.combine import RULES, Rule
+from isophase.mitigate.vote.rules import RULES, Rule
 from isophase.mitigate.vote.shifts import choose_shifts
 from isophase.specs import read_call, read_spec
 from isophase.targets import ServerOptions, Target

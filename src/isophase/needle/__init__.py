@@ -8,7 +8,7 @@ from isophase.lazy import lazily
 
 if TYPE_CHECKING:
     from isophase.needle.prompts import NeedleTask
-    from isophase.needle.report import render_json, summary, write_report
+    from isophase.needle.report import render_json, results_table, write_report
     from isophase.needle.run import run_needle, settings_for
     from isophase.needle.settings import NeedleSettings, parse_lengths
     from isophase.needle.summary import summarise
@@ -18,10 +18,10 @@ __all__ = [
     "NeedleTask",
     "parse_lengths",
     "render_json",
+    "results_table",
     "run_needle",
     "settings_for",
     "summarise",
-    "summary",
     "write_report",
 ]
 

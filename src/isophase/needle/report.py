@@ -45,7 +45,7 @@ def write_report(result: NeedleResult, folder: Path) -> Path:
     return folder / "needle.html"
 
 
-def summary(result: NeedleResult) -> Group:
+def results_table(result: NeedleResult) -> Group:
     """What the terminal shows, within 80 columns: methods by number, figures of each, then accuracy by length."""
     names, figures = _table("", "cache"), _table("cache", "entries", "KiB", "accuracy", "95 %", "gap", "phase")
     for number, method in enumerate(result.methods, start=1):

@@ -143,7 +143,7 @@ def test_neither_remedy_loads_torch():
     code = """
 import sys
 import isophase.cli.align, isophase.cli.serve, isophase.mitigate.align.target
-import isophase.mitigate.vote.combine, isophase.mitigate.vote.shifts, isophase.mitigate.proxy.serve
+import isophase.mitigate.vote.rules, isophase.mitigate.vote.shifts, isophase.mitigate.proxy.serve
 print(sorted({"torch", "transformers"} & set(sys.modules)))
 """
     environment = os.environ | {"PYTHONPATH": str(Path(package.__file__).parents[1])}

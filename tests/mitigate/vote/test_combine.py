@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.vote.combine import RULES, ShiftAnswer, combine, is_settled
+from isophase.mitigate.vote.rules import RULES, ShiftAnswer, combine, is_settled
 
 
 def votes(text: str, probabilities: tuple[float, ...] = ()) -> list[ShiftAnswer]:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from isophase.errors import IsophaseError
 from isophase.mitigate.specs import open_target, vote_suffix
-from isophase.mitigate.vote.combine import RULES
 from isophase.mitigate.vote.generate import PhaseVote, combine_logits, insert_neutral, is_settled
+from isophase.mitigate.vote.rules import RULES
 from isophase.mitigate.vote.shifts import neutral_ids
 from isophase.models.config import CompressedQwen3Config
 from isophase.models.qwen3 import CompressedQwen3ForCausalLM

@@ -34,7 +34,8 @@ class Melted(Method):
 
     Attributes:
         tokens_per_entry: mean length of an entry between sinks and window, at least 1.
-        units: rule whose chunks are never cut: they melt whole, and together. None: every token is a unit.
+        units: rule whose chunks are never cut: they melt whole, and together. A hard budget is then kept, not always
+            used up. None: every token is a unit.
         worth: what a token is worth: `information`: its own loss under the model when it was read, in nats (plus
             `sharp`); `attention`: what later queries of the same part paid to it, in times an even share; `both`: the
             product of the two; `length`: all alike.

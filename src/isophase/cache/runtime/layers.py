@@ -242,10 +242,12 @@ class CompressedLayer(DynamicLayer):  # type: ignore[misc]
         new = query_BHTD.shape[2]
         queries, positions = newest_BHWD, newest_BW
         if new > 1:
-            at = sampled(new, query_BHTD.device)
-            queries, positions = query_BHTD[:, :, at], (at + self.cumulative_length - new).expand(len(query_BHTD), -1)
-            if (real := self._real()) is not None:
-                positions = positions.masked_fill(~real.gather(1, positions), -1)
+            rows, heads, _, width = query_BHTD.shape
+            first, real = self.cumulative_length - new, self._real()
+            real_BT = query_BHTD.new_ones(rows, new, dtype=torch.bool) if real is None else real[:, first:]
+            at_BQ = sampled(real_BT)
+            wide = at_BQ.clamp(min=0)[:, None, :, None].expand(-1, heads, -1, width)
+            queries, positions = query_BHTD.gather(2, wide), torch.where(at_BQ >= 0, at_BQ + first, -1)
         held = Entries(
             keys_BKED=self.keys, values_BKED=self.values, positions_BKE=self._places(), counts_BKE=self.counts()
         )  # fmt: skip

@@ -86,10 +86,22 @@ def received(
     return (even * behind).sum(2), behind.sum(2).float()
 
 
-def sampled(new: int, device: torch.device) -> torch.Tensor:
-    """Which of the new queries are looked at, the newest always."""
-    step = max(SAMPLE_EVERY, -(-new // MOST_SAMPLED))
-    return torch.arange(new - 1, -1, -step, device=device).flip(0)
+def sampled(real_BT: torch.Tensor) -> torch.Tensor:
+    """Which of the new tokens' queries are looked at: every so many of a row's own, counted back from its newest.
+
+    Args:
+        real_BT: which new inputs are tokens.
+
+    Returns:
+        Their numbers, long [B, Q], rising; -1, on the left, where a row has fewer.
+    """
+    back_BT = real_BT.flip(1).long().cumsum(1).flip(1) - 1
+    own_B1 = real_BT.sum(1, keepdim=True)
+    step_B1 = torch.div(own_B1 + MOST_SAMPLED - 1, MOST_SAMPLED, rounding_mode="floor").clamp(min=SAMPLE_EVERY)
+    chosen_BT = real_BT & (back_BT % step_B1 == 0)
+    place_T = torch.arange(real_BT.shape[1], device=real_BT.device)
+    most = int(chosen_BT.sum(1).max())
+    return torch.where(chosen_BT, place_T, -1).sort(dim=1).values[:, -most:]
 
 
 def melt(entries: Entries, method: Melted, melting: Melting) -> Entries:

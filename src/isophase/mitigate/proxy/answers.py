@@ -8,7 +8,7 @@ from typing import Any
 
 from isophase.mitigate.proxy.ballot import CHAT, Ballot
 from isophase.mitigate.proxy.headers import as_json
-from isophase.mitigate.vote.combine import ShiftAnswer
+from isophase.mitigate.vote.rules import ShiftAnswer
 
 
 def read_answer(ballot: Ballot, shift_tokens: int, body: bytes) -> ShiftAnswer | None:

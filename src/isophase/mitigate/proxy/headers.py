@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple, cast
 
 from isophase.mitigate.proxy.settings import POLICIES, Policy, ProxySettings
-from isophase.mitigate.vote.combine import RULES, Rule
+from isophase.mitigate.vote.rules import RULES, Rule
 
 Raw = list[tuple[bytes, bytes]]
 

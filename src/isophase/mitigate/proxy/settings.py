@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.vote.combine import Rule
+from isophase.mitigate.vote.rules import Rule
 from isophase.mitigate.vote.shifts import DEFAULT_UNIT, choose_shifts
 
 Policy = Literal["vote", "align", "off"]

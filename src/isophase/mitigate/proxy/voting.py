@@ -10,7 +10,7 @@ from isophase.mitigate.proxy.answers import prompt_tokens, read_answer
 from isophase.mitigate.proxy.ballot import Ballot
 from isophase.mitigate.proxy.headers import Raw
 from isophase.mitigate.proxy.upstream import Call, FaultError, Upstream
-from isophase.mitigate.vote.combine import Combined, Rule, ShiftAnswer, combine, is_settled
+from isophase.mitigate.vote.rules import Combined, Rule, ShiftAnswer, combine, is_settled
 
 # Faults that every shift would meet: the key, the address, the request itself. Not 429: the others may get through.
 _FINAL = (400, 401, 403, 404, 405, 413, 422)

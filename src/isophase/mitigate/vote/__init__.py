@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from isophase.lazy import lazily
 
 if TYPE_CHECKING:
-    from isophase.mitigate.vote.combine import RULES, ShiftAnswer, combine
     from isophase.mitigate.vote.generate import PhaseVote, combine_logits, insert_neutral
     from isophase.mitigate.vote.local import VotedTarget
+    from isophase.mitigate.vote.rules import RULES, ShiftAnswer, combine
     from isophase.mitigate.vote.server import VotedServerTarget
     from isophase.mitigate.vote.shifts import DEFAULT_UNIT, choose_shifts, neutral_ids
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel
 
-from isophase.mitigate.vote.combine import RULES
+from isophase.mitigate.vote.rules import RULES
 from isophase.models import cache_argument, cache_of
 
 __all__ = ["PhaseVote", "VoteCost", "combine_logits", "insert_neutral", "is_settled"]

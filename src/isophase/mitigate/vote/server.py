@@ -11,8 +11,8 @@ from typing import cast
 import numpy as np
 
 from isophase.errors import IsophaseError
-from isophase.mitigate.vote.combine import Rule, ShiftAnswer, combine
 from isophase.mitigate.vote.lanes import Lanes
+from isophase.mitigate.vote.rules import Rule, ShiftAnswer, combine
 from isophase.mitigate.vote.shifts import DEFAULT_UNIT, NeutralTexts, choose_shifts, neutral_ids
 from isophase.probes import Prompt
 from isophase.targets import Answer, ServerOptions
@@ -26,7 +26,7 @@ class VotedServerTarget(Lanes, ServerTarget):
 
     A vote needs what each answer has at every shift. It is taken from the alternatives that come with an answer, else
     from teacher forcing where the server can score a continuation (vLLM, SGLang); what stays unknown gets the most that
-    it can have (`isophase.mitigate.vote.combine`). Without log-probabilities the majority of answers decides.
+    it can have (`isophase.mitigate.vote.rules`). Without log-probabilities the majority of answers decides.
 
     The log-probability that is reported is that of the right answer: its mean over the shifts for
     `mean-log-probability`, for all other rules the logarithm of its mean probability.
@@ -36,7 +36,7 @@ class VotedServerTarget(Lanes, ServerTarget):
         name: spec of this target.
         shifts: numbers of neutral tokens behind start-of-text, the first one 0; or one number: so many shifts, spread
             over the strides that the model's configuration names, else over as many tokens.
-        rule: as in `isophase.mitigate.vote.combine.combine`; None: mean probability where the server gives
+        rule: as in `isophase.mitigate.vote.rules.combine`; None: mean probability where the server gives
             log-probabilities, else majority.
         options: how the server is treated.
     """

@@ -143,7 +143,7 @@ def test_patterns_as_text() -> None:
         "a_shape(first_tokens='3')": "first_tokens of .* is '3'. Give a whole number.",
         "a_shape(first_tokens=0)": "first_tokens is 0; give 1 or more",
         "block_sparse(overlap=3)": "overlap is 3; give a divisor of the 64 tokens",
-        "dense(x=1)": "dense has no size 'x'",
+        "dense(x=1)": "dense has no setting 'x'",
     }.items():
         with pytest.raises(IsophaseError, match=message):
             parse_pattern(text)
